@@ -1,0 +1,66 @@
+"""Reader of IDX files, the format of MNIST and its kin."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+_UINT8 = 0x08
+_CHUNK = 1 << 20
+
+
+def read_idx(path: str | Path) -> np.ndarray:
+    """Reads one IDX file of unsigned bytes, plain or gzip-compressed (told by its first bytes).
+
+    The format: two zero bytes, a type code (0x08: uint8), the number of dimensions, then each
+    dimension as a big-endian 32-bit number, then the items in row-major order.
+
+    Returns:
+        uint8 array of the file's shape.
+
+    Raises:
+        FileNotFoundError, OSError: the file cannot be opened.
+        ValueError: it is not such a file, is cut short, has bytes after its last item, or has no
+            items. The message names the file.
+    """
+    path = Path(path)
+    with path.open("rb") as raw:
+        compressed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        with gzip.GzipFile(fileobj=raw) if compressed else raw as file:
+            try:
+                return _parse(file)
+            except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise ValueError(f"{path}: {error}") from error
+
+
+def _parse(file: BinaryIO) -> np.ndarray:
+    head = _read(file, 4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] != _UINT8 or not 1 <= head[3] <= 8:
+        raise ValueError(
+            f"starts with the bytes '{head.hex(' ')}'; legal: '00 00 08' and 1 to 8 dimensions"
+        )
+    sizes = _read(file, 4 * head[3])
+    if len(sizes) < 4 * head[3]:
+        raise ValueError(f"ends within the header of {head[3]} dimensions")
+    shape = tuple(np.frombuffer(sizes, ">u4").tolist())
+    expected = math.prod(shape)
+    if not expected:
+        raise ValueError(f"has no items, its shape is {shape}")
+    items = _read(file, expected)
+    if len(items) < expected:
+        raise ValueError(f"has {len(items)} items, its shape {shape} needs {expected}")
+    if file.read(1):
+        raise ValueError(f"has bytes after the {expected} items of its shape {shape}")
+    return np.frombuffer(items, np.uint8).reshape(shape)
+
+
+def _read(file: BinaryIO, limit: int) -> bytearray:
+    # In pieces: a damaged header may claim more items than any memory holds.
+    content = bytearray()
+    while len(content) < limit and (piece := file.read(min(_CHUNK, limit - len(content)))):
+        content += piece
+    return content

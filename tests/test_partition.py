@@ -1,0 +1,266 @@
+"""The partitioners."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ccfl_jax import data as fd
+from ccfl_jax.data.partition import _log_dirichlet, _softmax
+
+BALANCED = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 1000))
+# 1003 labels, 7 unbalanced classes.
+UNEVEN = np.random.default_rng(2).choice(7, 1003, p=np.arange(1, 8) / 28)
+
+labels_arrays = st.lists(st.integers(-2, 4), max_size=60).map(lambda v: np.array(v, np.int64))
+seeds = st.sampled_from([0, 1, 7, 2**32 - 1])
+alphas = st.sampled_from([1e-300, 1e-5, 0.01, 0.3, 1, 100.0, 1e300])
+
+
+def sizes_of(parts):
+    return np.array([part.size for part in parts])
+
+
+def assert_partition(parts, num_samples, num_clients):
+    assert len(parts) == num_clients
+    assert all(np.issubdtype(part.dtype, np.integer) and part.ndim == 1 for part in parts)
+    assert all((np.diff(part) > 0).all() for part in parts)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(num_samples))
+
+
+def mean_largest_share(labels, parts):
+    shares = [np.bincount(labels[part]).max() / part.size for part in parts if part.size]
+    return np.mean(shares)
+
+
+@given(labels_arrays, st.integers(1, 12), seeds)
+def test_iid_deals_every_sample_once(labels, num_clients, seed):
+    parts = fd.partition_iid(labels, num_clients, seed)
+    assert_partition(parts, labels.size, num_clients)
+    assert np.ptp(sizes_of(parts)) <= 1
+
+
+def test_iid_is_balanced():
+    # 1003 = 13 * 77 + 2.
+    assert sizes_of(fd.partition_iid(UNEVEN, 13, seed=3)).tolist() == [78] * 2 + [77] * 11
+
+
+def test_iid_shuffles():
+    parts = fd.partition_iid(np.repeat(np.arange(2), 500), 2, seed=0)
+    # Hypergeometric: mean 250, standard deviation sqrt(500 / 2 / 2 * 500 / 999) = 7.9.
+    assert abs((parts[0] < 500).sum() - 250) < 40
+
+
+@given(
+    labels_arrays,
+    st.integers(1, 12),
+    alphas,
+    seeds,
+    st.integers(0, 12),
+    st.sampled_from(["label", "client"]),
+)
+def test_dirichlet_deals_every_sample_once(labels, num_clients, alpha, seed, min_size, by):
+    if num_clients * min_size > labels.size:
+        with pytest.raises(ValueError, match=f"need {num_clients * min_size}, have {labels.size}"):
+            fd.partition_dirichlet(labels, num_clients, alpha, seed, min_size, by)
+        return
+    parts = fd.partition_dirichlet(labels, num_clients, alpha, seed, min_size, by)
+    assert_partition(parts, labels.size, num_clients)
+    assert sizes_of(parts).min() >= min_size
+    if by == "client":
+        assert np.ptp(sizes_of(parts)) <= 1
+
+
+@pytest.mark.parametrize("by", ["label", "client"])
+def test_same_seed_same_split_and_seed_zero_is_a_seed(by):
+    def split(seed):
+        return np.concatenate(fd.partition_dirichlet(BALANCED, 10, 0.5, seed, by=by))
+
+    state = np.random.get_state()[1].copy()  # noqa: NPY002
+    np.testing.assert_array_equal(split(0), split(0))
+    assert (split(0) != split(1)).any()
+    np.testing.assert_array_equal(np.random.get_state()[1], state)  # noqa: NPY002
+    first, second = (np.concatenate(fd.partition_iid(BALANCED, 10, seed)) for seed in (0, 1))
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("alpha", [1e-4, 1e-5, 5e-324, 1e300, 1.7e308])
+def test_proportions_are_finite_for_every_alpha(alpha):
+    rng = np.random.default_rng(0)
+    draws = np.array([_softmax(*_log_dirichlet(rng, alpha, np.full(10, 0.1))) for _ in range(2000)])
+    assert np.isfinite(draws).all()
+    np.testing.assert_allclose(draws.sum(axis=1), 1, atol=1e-6)
+    # One class of ten in the limit of small alpha, all equal in that of large alpha.
+    expected = 1.0 if alpha < 1 else 0.1
+    np.testing.assert_allclose(draws.max(axis=1).mean(), expected, atol=2e-3)
+    np.testing.assert_allclose(draws.mean(axis=0), 0.1, atol=0.03)
+
+
+@pytest.mark.parametrize("by", ["label", "client"])
+def test_two_clients_take_all_of_the_data_at_tiny_alpha(by):
+    for seed in range(20):
+        parts = fd.partition_dirichlet(UNEVEN, 2, 1e-5, seed, by=by)
+        assert_partition(parts, 1003, 2)
+
+
+def test_skew_falls_with_alpha():
+    def statistic(by, alpha):
+        splits = [fd.partition_dirichlet(BALANCED, 10, alpha, seed, by=by) for seed in range(5)]
+        return np.mean([mean_largest_share(BALANCED, parts) for parts in splits])
+
+    for by in ("label", "client"):
+        skew = [statistic(by, alpha) for alpha in (0.01, 0.1, 1, 100)]
+        assert (np.diff(skew) < 0).all()
+        assert skew[1] >= 0.45
+        assert skew[3] <= 0.15
+
+
+@pytest.mark.parametrize("by", ["label", "client"])
+def test_indices_point_at_their_own_labels(by):
+    features = BALANCED.astype(np.float32)
+    parts = fd.partition_dirichlet(BALANCED, 100, 0.1, seed=0, by=by)
+    data = fd.FederatedData.from_indices({"x": features, "y": BALANCED}, parts)
+    for client in range(100):
+        samples = data.client(client)
+        np.testing.assert_array_equal(samples["x"], samples["y"])
+    assert mean_largest_share(BALANCED, parts) >= 0.45
+
+
+def test_shares_by_label_have_the_dirichlet_variance():
+    # The first class is cut among all n clients: p_0 ~ Beta(alpha, (n - 1) alpha).
+    labels, n, alpha = np.repeat(np.arange(2), 2000), 5, 0.7
+    first = [
+        (labels[fd.partition_dirichlet(labels, n, alpha, seed, 0)[0]] == 0).sum() / 2000
+        for seed in range(1500)
+    ]
+    variance = (1 / n) * (1 - 1 / n) / (n * alpha + 1)
+    assert abs(np.mean(first) - 1 / n) < 5 * np.sqrt(variance / 1500)
+    assert 0.85 < np.var(first) / variance < 1.15
+
+
+def test_shares_by_client_have_the_dirichlet_variance():
+    # The first client draws s labels from q ~ Dir(2 alpha p) with nothing used up yet: the share of
+    # class 0 has variance v + (p (1 - p) - v) / s, where v = p (1 - p) / (2 alpha + 1).
+    labels, p, alpha, s = np.repeat([0, 1, 1, 1], 1000), 0.25, 3.0, 200
+    first = [
+        (labels[fd.partition_dirichlet(labels, 20, alpha, seed, by="client")[0]] == 0).mean()
+        for seed in range(1500)
+    ]
+    v = p * (1 - p) / (2 * alpha + 1)
+    variance = v + (p * (1 - p) - v) / s
+    assert abs(np.mean(first) - p) < 5 * np.sqrt(variance / 1500)
+    assert 0.85 < np.var(first) / variance < 1.15
+
+
+def test_draws_by_client_are_one_at_a_time_without_replacement():
+    # At huge alpha, q = p = (1/4, 3/4); the first of two clients draws two labels. Class 0 has
+    # one sample: it gets it first with 1/4, or second with 3/4 * 1/4, together 7/16.
+    labels = np.array([1, 0, 1, 1])
+    hits = [
+        1 in fd.partition_dirichlet(labels, 2, 1e12, seed, min_size=0, by="client")[0]
+        for seed in range(4000)
+    ]
+    assert abs(np.mean(hits) - 7 / 16) < 5 * np.sqrt(7 / 16 * 9 / 16 / 4000)
+
+
+@given(labels_arrays, st.integers(1, 8), alphas, seeds)
+def test_full_clients_get_nothing_of_later_classes(labels, num_clients, alpha, seed):
+    parts = fd.partition_dirichlet(labels, num_clients, alpha, seed, min_size=0)
+    held = np.zeros(num_clients, int)
+    for value in np.unique(labels):
+        counts = np.array([(labels[part] == value).sum() for part in parts])
+        assert not counts[held * num_clients >= labels.size].any()
+        held += counts
+
+
+def test_large_alpha_by_label_is_an_even_cut():
+    parts = fd.partition_dirichlet(BALANCED, 8, 1e12, seed=0)
+    counts = np.array([np.bincount(BALANCED[part], minlength=10) for part in parts])
+    # Eight clients get 125 of the first class; the floors may shift a cut by one.
+    assert abs(counts[:, 0] - 125).max() <= 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_minimum_is_met_by_moving_from_the_largest(seed):
+    drawn = fd.partition_dirichlet(UNEVEN, 30, 0.05, seed, min_size=0)
+    met = fd.partition_dirichlet(UNEVEN, 30, 0.05, seed, min_size=20)
+    expected = sizes_of(drawn)
+    assert expected.min() < 20
+    while expected.min() < 20:
+        expected[expected.argmax()] -= 1
+        expected[expected.argmin()] += 1
+    np.testing.assert_array_equal(np.sort(sizes_of(met)), np.sort(expected))
+    for before, after in zip(drawn, met, strict=True):
+        # Each client only gave, only received, or was left alone.
+        smaller, larger = sorted((before, after), key=len)
+        assert np.isin(smaller, larger).all()
+
+
+def test_a_split_that_meets_the_minimum_stays_as_drawn():
+    drawn = fd.partition_dirichlet(BALANCED, 10, 1.0, 0, min_size=0)
+    least = int(sizes_of(drawn).min())
+    met = fd.partition_dirichlet(BALANCED, 10, 1.0, 0, min_size=least)
+    for before, after in zip(drawn, met, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_a_minimum_that_takes_everything_is_met():
+    parts = fd.partition_dirichlet(BALANCED, 100, 1e-5, 0, min_size=100)
+    assert (sizes_of(parts) == 100).all()
+
+
+@pytest.mark.parametrize("by", ["label", "client"])
+def test_impossible_minimum_is_refused_with_both_numbers(by):
+    with pytest.raises(ValueError, match="need 2000, have 1000"):
+        fd.partition_dirichlet(np.zeros(1000, int), 100, 0.5, 0, min_size=20, by=by)
+    with pytest.raises(ValueError, match="need 100, have 6"):
+        fd.partition_dirichlet(np.zeros(6, int), 10, 0.5, 0, by=by)
+
+
+GOOD = {"labels": np.arange(100) % 5, "num_clients": 4, "alpha": 0.5, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": 0}, "alpha must be above 0, found 0"),
+        ({"alpha": -1.0}, "alpha must be above 0"),
+        ({"alpha": float("nan")}, "alpha must be a finite number, found nan"),
+        ({"alpha": float("inf")}, "alpha must be a finite number, found inf"),
+        ({"alpha": "1"}, "alpha must be a finite number, found '1'"),
+        ({"num_clients": 0}, "num_clients must be an integer of at least 1, found 0"),
+        ({"num_clients": 2.0}, "num_clients must be an integer"),
+        ({"min_size": -1}, "min_size must be an integer of at least 0, found -1"),
+        ({"by": "class"}, "by must be 'label' or 'client', found 'class'"),
+        ({"seed": -1}, "seed must be an integer in 0..4294967295, found -1"),
+        ({"seed": 2**32}, "seed must be an integer in 0..4294967295"),
+        ({"seed": None}, "found None"),
+        ({"seed": True}, "found True"),
+        ({"labels": np.zeros(100)}, "labels must be a 1-D integer array, found shape (100,)"),
+        ({"labels": np.zeros((100, 1), int)}, "found shape (100, 1)"),
+        ({"labels": np.zeros(100, bool)}, "dtype bool"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(change, message):
+    with pytest.raises(ValueError) as caught:
+        fd.partition_dirichlet(**{**GOOD, **change})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    shared = {name: value for name, value in change.items() if name in ("num_clients", "seed")}
+    if shared:
+        with pytest.raises(ValueError):
+            fd.partition_iid(**{"labels": GOOD["labels"], "num_clients": 4, "seed": 0, **shared})
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=50))
+def test_natural_groups_by_client(ids):
+    parts = fd.partition_natural(np.array(ids))
+    assert_partition(parts, len(ids), max(ids) + 1)
+    for client, part in enumerate(parts):
+        assert (np.array(ids)[part] == client).all()
+
+
+@pytest.mark.parametrize("ids", [np.zeros(0, int), np.array([0, -1]), np.array([0.0])])
+def test_natural_refuses_what_are_no_client_numbers(ids):
+    with pytest.raises(ValueError, match="client_ids must be"):
+        fd.partition_natural(ids)
