@@ -1,0 +1,57 @@
+"""ccfl_jax: client-centric federated adaptive optimisation, simulated as one compiled program."""
+
+from ccfl_jax.aggregate import mean
+from ccfl_jax.data import FederatedData
+from ccfl_jax.data import load_dataset
+from ccfl_jax.data import partition_dirichlet
+from ccfl_jax.data import partition_iid
+from ccfl_jax.data import partition_natural
+from ccfl_jax.rounds import Info
+from ccfl_jax.rounds import State
+from ccfl_jax.rounds import build_round
+from ccfl_jax.rounds import init_state
+from ccfl_jax.schedule import Schedule
+from ccfl_jax.schedule import random_schedule
+from ccfl_jax.server import cc_fedadagrad
+from ccfl_jax.server import cc_fedadam
+from ccfl_jax.server import cc_fedams
+from ccfl_jax.server import cc_fedavg
+from ccfl_jax.server import cc_fedavgm
+from ccfl_jax.server import cc_fedsgd
+from ccfl_jax.server import scale_by_cc_adagrad
+from ccfl_jax.server import scale_by_cc_adam
+from ccfl_jax.server import scale_by_cc_ams
+from ccfl_jax.simulate import evaluate
+from ccfl_jax.simulate import run_rounds
+from ccfl_jax.tasks import classification_task
+from ccfl_jax.types import Aggregate
+from ccfl_jax.types import Task
+
+__all__ = [
+    "Aggregate",
+    "FederatedData",
+    "Info",
+    "Schedule",
+    "State",
+    "Task",
+    "build_round",
+    "cc_fedadagrad",
+    "cc_fedadam",
+    "cc_fedams",
+    "cc_fedavg",
+    "cc_fedavgm",
+    "cc_fedsgd",
+    "classification_task",
+    "evaluate",
+    "init_state",
+    "load_dataset",
+    "mean",
+    "partition_dirichlet",
+    "partition_iid",
+    "partition_natural",
+    "random_schedule",
+    "run_rounds",
+    "scale_by_cc_adagrad",
+    "scale_by_cc_adam",
+    "scale_by_cc_ams",
+]

@@ -1,0 +1,89 @@
+"""Which of a client's own samples form which batch: functions of a key, nothing stored.
+
+Positions count within the client, 0 <= position < size. Nothing is padded to the largest client and
+no permutation is kept, so clients of any size, and any number of them, cost the same per step.
+"""
+
+import jax
+import jax.numpy as jnp
+
+# One sample's place differs from uniform by about sqrt(size) / 2**(rounds / 2): nothing visible.
+_SHUFFLE_ROUNDS = 64
+
+
+def epoch_batch(
+    key: jax.Array, step: jax.Array, size: jax.Array, batch_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Batch of one step when local work is epochs: every sample once per epoch, in a fresh order.
+
+    An epoch has ceil(size / B) steps; its last batch may be short and is then padded.
+
+    Args:
+        key: PRNG key of the client in its round.
+        step: int32 scalar, counted from the start of the round.
+        size: int32 scalar, the client's samples, at least 1.
+        batch_size: B.
+
+    Returns:
+        Positions int32 `[B]` and mask bool `[B]`, False on padding; padding repeats the batch's
+        first sample.
+    """
+    epoch, batch = jnp.divmod(step, steps_per_epoch(size, batch_size))
+    first = batch * batch_size
+    places = first + jnp.arange(batch_size)
+    mask = places < size
+    order = jax.random.fold_in(key, epoch)
+    return permute(order, jnp.where(mask, places, first), size), mask
+
+
+def random_batch(
+    key: jax.Array, step: jax.Array, size: jax.Array, batch_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Batch of one step when local work is steps: B samples, uniformly with replacement.
+
+    Arguments and result as `epoch_batch`; the mask is True throughout.
+    """
+    positions = jax.random.randint(jax.random.fold_in(key, step), (batch_size,), 0, size)
+    return positions, jnp.ones((batch_size,), bool)
+
+
+def steps_per_epoch(size: jax.Array, batch_size: int) -> jax.Array:
+    """ceil(size / B): the last short batch is kept."""
+    return -(-size // batch_size)
+
+
+def permute(key: jax.Array, position: jax.Array, size: jax.Array) -> jax.Array:
+    """Entries `position` of a random permutation of 0..size-1 that is a function of `key`.
+
+    The swap-or-not shuffle (Hoang, Morris, Rogaway, CRYPTO 2012): in each of its rounds position x
+    and its mirror image (c - x) mod size change places, or do not, by a coin that the two share. So
+    it is a permutation after every round, and is worked out for the asked positions alone.
+
+    Args:
+        key: PRNG key.
+        position: int32 `[B]`, each in 0..size-1.
+        size: int32 scalar, at least 1.
+
+    Returns:
+        int32 `[B]`, distinct for distinct positions.
+    """
+    size = size.astype(jnp.uint32)
+    centres, coins = jax.random.bits(key, (2, _SHUFFLE_ROUNDS), jnp.uint32)
+    centres %= size
+
+    def swap_or_not(shuffle_round: jax.Array, x: jax.Array) -> jax.Array:
+        centre = centres[shuffle_round]
+        mirror = jnp.where(x > centre, centre + size - x, centre - x)
+        heads = _mix(jnp.maximum(x, mirror) ^ coins[shuffle_round]) >> 31 == 1
+        return jnp.where(heads, mirror, x)
+
+    # Unrolled: one fused kernel on every backend, where a loop would launch one per round.
+    x = jax.lax.fori_loop(0, _SHUFFLE_ROUNDS, swap_or_not, position.astype(jnp.uint32), unroll=True)
+    return x.astype(jnp.int32)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A 32-bit hash whose every output bit depends on every input bit (the end of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

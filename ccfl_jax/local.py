@@ -1,0 +1,169 @@
+"""CC-Local: the work of one client in one round (Algorithm 3)."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ccfl_jax import batches, tree
+from ccfl_jax.types import Batch, Params, Task
+
+WorkUnit = Literal["epochs", "steps"]
+Normalise = Literal["steps", "epochs", "none"]
+
+
+class Client(NamedTuple):
+    """One client's samples: rows `indices[start : start + size]` of the shared arrays.
+
+    Attributes:
+        arrays: the data of all clients, name -> `[N, ...]`.
+        indices: int32 `[total]`, the index lists of all clients one after another.
+        start: int32 scalar, where this client's list begins.
+        size: int32 scalar, its length.
+    """
+
+    arrays: Batch
+    indices: jax.Array
+    start: jax.Array
+    size: jax.Array
+
+
+class LocalInfo(NamedTuple):
+    """What one client's work looked like.
+
+    Attributes:
+        steps: int32 scalar, K_{t,i}, local steps taken.
+        samples: int32 scalar, samples processed, counted once per visit.
+        loss: float32 scalar, mean over those samples of the loss just before their step; nan
+            without work.
+        metrics: name -> float32 scalar, the task's metrics over the same samples and models.
+    """
+
+    steps: jax.Array
+    samples: jax.Array
+    loss: jax.Array
+    metrics: dict[str, jax.Array]
+
+
+LocalFn = Callable[[Params, Client, jax.Array, jax.Array], tuple[Params, LocalInfo]]
+
+
+def build_local(
+    task: Task,
+    optimiser: optax.GradientTransformation,
+    batch_size: int,
+    work_unit: WorkUnit = "epochs",
+    normalise: Normalise = "steps",
+) -> LocalFn:
+    r"""CC-Local for one client (Algorithm 3), the batch axis over clients comes from outside.
+
+    From the start model :math:`x_{\mu,0} = x_\mu` it takes :math:`K_{t,i}` steps of the local
+    optimiser, whose state is fresh in every round, and returns the upload
+
+    .. math:: \Delta^i_\mu = (x_{\mu,0} - x_{\mu,K_{t,i}}) / K_{t,i}
+
+    Work in epochs (E): every epoch is a fresh permutation of the client's samples, the last short
+    batch is kept, so K = E ceil(n_i / B). Work in steps: K batches drawn with replacement. A client
+    without samples does no work; no work gives a zero upload.
+
+    Departures from the paper: its Algorithm 3 divides by steps, its section 5.1 counts work in
+    epochs; `normalise` says by which the upload is divided (`"epochs"`: E, or K B / n_i where work
+    is steps), `"none"` sends the plain delta. Any optax optimiser may stand for SGD.
+
+    Args:
+        task: what is learnt.
+        optimiser: the local optax optimiser.
+        batch_size: B.
+        work_unit: what `work` counts.
+        normalise: by what the upload is divided.
+
+    Returns:
+        `local(start_model, client, work, key) -> (upload, LocalInfo)`; `work` is an int32 scalar;
+        the upload has the model's shapes, in float32 where the model is in a shorter float.
+    """
+    draw = batches.epoch_batch if work_unit == "epochs" else batches.random_batch
+
+    def local(
+        start: Params, client: Client, work: jax.Array, key: jax.Array
+    ) -> tuple[Params, LocalInfo]:
+        size = jnp.maximum(client.size, 1)  # an empty client takes no step, but may not divide by 0
+        epoch_steps = batches.steps_per_epoch(size, batch_size) if work_unit == "epochs" else 1
+        steps = jnp.where(client.size > 0, work * epoch_steps, 0)
+        batch_key, loss_key = jax.random.split(key)
+
+        def step(k: jax.Array, carry: tuple) -> tuple:
+            params, optimiser_state, sums = carry
+            positions, mask = draw(batch_key, k, size, batch_size)
+            rows = client.indices[client.start + positions]
+            batch = {name: array[rows] for name, array in client.arrays.items()}
+            loss, gradient = jax.value_and_grad(task.loss)(
+                params, batch, mask, jax.random.fold_in(loss_key, k)
+            )
+            sums = _add(sums, loss, mask, task.metrics(params, batch, mask))
+            updates, optimiser_state = optimiser.update(gradient, optimiser_state, params)
+            return optax.apply_updates(params, updates), optimiser_state, sums
+
+        begin = (start, optimiser.init(start), _no_sums(task, start, client, batch_size))
+        end, _, sums = jax.lax.fori_loop(0, steps, step, begin)
+        divisor = _divisor(normalise, work_unit, steps, work, size, batch_size)
+        return _upload(start, end, divisor), _info(steps, sums)
+
+    return local
+
+
+class _Sums(NamedTuple):
+    samples: jax.Array
+    loss: jax.Array
+    metrics: dict[str, tuple[jax.Array, jax.Array]]
+
+
+def _no_sums(task: Task, params: Params, client: Client, batch_size: int) -> _Sums:
+    batch = {
+        name: jax.ShapeDtypeStruct((batch_size, *a.shape[1:]), a.dtype)
+        for name, a in client.arrays.items()
+    }
+    mask = jax.ShapeDtypeStruct((batch_size,), bool)
+    metrics = jax.eval_shape(task.metrics, params, batch, mask)
+    zero = jnp.zeros((), jnp.float32)
+    return _Sums(jnp.zeros((), jnp.int32), zero, jax.tree.map(lambda _: zero, metrics))
+
+
+def _add(sums: _Sums, loss: jax.Array, mask: jax.Array, metrics: dict) -> _Sums:
+    count = mask.sum(dtype=jnp.int32)
+    return _Sums(
+        sums.samples + count,
+        sums.loss + count * loss.astype(jnp.float32),
+        jax.tree.map(lambda total, one: total + one.astype(jnp.float32), sums.metrics, metrics),
+    )
+
+
+def _info(steps: jax.Array, sums: _Sums) -> LocalInfo:
+    metrics = {name: total / count for name, (total, count) in sums.metrics.items()}
+    return LocalInfo(steps, sums.samples, sums.loss / sums.samples, metrics)
+
+
+def _divisor(
+    normalise: str,
+    work_unit: str,
+    steps: jax.Array,
+    work: jax.Array,
+    size: jax.Array,
+    batch_size: int,
+) -> jax.Array | float:
+    if normalise == "none":
+        return 1.0
+    if normalise == "steps":
+        return jnp.maximum(steps, 1)
+    if work_unit == "epochs":
+        return jnp.maximum(work, 1)
+    return jnp.maximum(steps, 1) * batch_size / size
+
+
+def _upload(start: Params, end: Params, divisor: jax.Array | float) -> Params:
+    def delta(a: jax.Array, b: jax.Array) -> jax.Array:
+        dtype = tree.at_least_float32(a.dtype)
+        return (a.astype(dtype) - b.astype(dtype)) / jnp.asarray(divisor, dtype)
+
+    return jax.tree.map(delta, start, end)

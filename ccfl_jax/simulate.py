@@ -1,0 +1,150 @@
+"""Running: many rounds as one compiled program, and evaluation between them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ccfl_jax import history as ring
+from ccfl_jax.data import FederatedData
+from ccfl_jax.rounds import Info, RoundFn, State
+from ccfl_jax.schedule import Schedule, check_clients
+from ccfl_jax.types import Batch, Params, Task
+
+# Pieces of a schedule are padded to a multiple of this, so that pieces of other lengths, the last
+# one of a run above all, use the program that is already compiled.
+_ROUNDS_PADDED_TO = 256
+
+
+def run_rounds(
+    round_fn: RoundFn, state: State, schedule: Schedule, data: FederatedData, donate: bool = False
+) -> tuple[State, Info]:
+    """Runs the rounds of a schedule, or of a piece of it, as one compiled program.
+
+    A schedule may be run in pieces, `schedule.rounds(a, b)`, each from the state of the one before;
+    the results are the same. The program is compiled once per round function and shapes of state
+    and data: neither the clients, their sizes and work nor, up to 256 rounds, the length of a piece
+    compile it again. A piece of no rounds compiles without training.
+
+    Args:
+        round_fn: from `build_round`.
+        state: the state before the first of these rounds.
+        schedule: arrays `[rounds, slots]`; row k is round `state.round + k`.
+        data: the clients' samples.
+        donate: whether the buffers of `state` may be reused; it must not be used afterwards.
+
+    Returns:
+        The state after the last round, and the infos stacked `[rounds, ...]` as NumPy arrays.
+
+    Raises:
+        ValueError: if the schedule is malformed, names a client there is none of, or asks for a
+        model
+            that does not exist (yet) or is no longer kept.
+    """
+    check_schedule(schedule, len(data), int(state.round), ring.length(state.history))
+    rounds = len(schedule.client)
+    padding = max(-rounds % _ROUNDS_PADDED_TO, 0 if rounds else _ROUNDS_PADDED_TO)
+
+    def padded(a: np.ndarray) -> jax.Array:
+        a = np.asarray(a)
+        return jnp.asarray(
+            np.pad(a, ((0, padding), (0, 0))), bool if a.dtype == bool else jnp.int32
+        )
+
+    slots = Schedule(*(padded(a) for a in schedule[:4]))
+    run = _run_donated if donate else _run
+    state, infos = run(round_fn, state, slots, jnp.asarray(rounds, jnp.int32), data)
+    return state, jax.tree.map(lambda a: np.asarray(a)[:rounds], infos)
+
+
+def check_schedule(
+    schedule: Schedule, num_clients: int, first_round: int, history_length: int
+) -> None:
+    """Refuses a schedule that cannot be run.
+
+    Raises:
+        ValueError: if the schedule is malformed, names a client outside 0..num_clients-1, needs
+        more
+            models than the history holds, or, in some round t, one from before x_0.
+    """
+    schedule.check()
+    check_clients(schedule, num_clients)
+    staleness = np.where(schedule.present, schedule.staleness, 0)
+    if not staleness.size:
+        return
+    if staleness.max() >= history_length:
+        raise ValueError(
+            f"history_length: found {history_length}, legal: at least {staleness.max() + 1}, "
+            f"the schedule's largest staleness is {staleness.max()}"
+        )
+    too_old = staleness - first_round - np.arange(len(staleness))[:, None]
+    if too_old.max() > 0:
+        row = int(too_old.max(axis=1).argmax())
+        raise ValueError(
+            f"schedule: found staleness {staleness[row].max()} in round {first_round + row}, "
+            f"legal: 0 to {first_round + row}, there is no model before x_0"
+        )
+
+
+def _run_rounds(
+    round_fn: RoundFn, state: State, slots: Schedule, rounds: jax.Array, data: FederatedData
+) -> tuple[State, Info]:
+    """A scan over the first `rounds` rows; traced, so the length is no part of the program."""
+    row = jax.tree.map(lambda a: a[0], slots)
+    info = jax.eval_shape(round_fn, state, row, data)[1]
+    infos = jax.tree.map(lambda a: jnp.zeros((len(slots.client), *a.shape), a.dtype), info)
+
+    def step(k: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
+        state, infos = carry
+        state, info = round_fn(state, jax.tree.map(lambda a: a[k], slots), data)
+        return state, jax.tree.map(lambda all_, one: all_.at[k].set(one), infos, info)
+
+    return jax.lax.fori_loop(0, rounds, step, (state, infos))
+
+
+_run = jax.jit(_run_rounds, static_argnums=0)
+_run_donated = jax.jit(_run_rounds, static_argnums=0, donate_argnums=1)
+
+
+def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) -> dict[str, float]:
+    """The task's metrics over all rows of `arrays`, each exactly once.
+
+    The last partial batch is padded and masked; the batches' sums and counts are added in float64
+    on the host, so the batch size does not show in the result and counts are exact.
+
+    Args:
+        task: what was learnt.
+        params: one model.
+        arrays: name -> `[N, ...]`, N at least 1.
+        batch_size: rows evaluated together.
+
+    Returns:
+        name -> sum / count; nan where the count is 0 or the model's numbers are not finite.
+
+    Raises:
+        ValueError: for a batch size below 1, no rows, or arrays of unequal length.
+    """
+    lengths = {name: len(a) for name, a in arrays.items()}
+    rows = next(iter(lengths.values()), 0)
+    if rows == 0 or set(lengths.values()) != {rows}:
+        raise ValueError(f"arrays: found lengths {lengths}, legal: equal and at least 1")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size: found {batch_size!r}, legal: a whole number from 1 on")
+    sums = _batch_sums(task, params, arrays, min(batch_size, rows))
+    totals = {name: (np.sum(s, dtype=np.float64), np.sum(n, dtype=np.float64)) for name, (s, n) in
+              jax.device_get(sums).items()}  # fmt: skip
+    return {name: float(s / n) if n else float("nan") for name, (s, n) in totals.items()}
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _batch_sums(task: Task, params: Params, arrays: Batch, batch_size: int) -> dict[str, Any]:
+    rows = len(next(iter(arrays.values())))
+
+    def one_batch(first: jax.Array) -> dict[str, Any]:
+        places = first + jnp.arange(batch_size)
+        batch = {name: jnp.asarray(a)[jnp.minimum(places, rows - 1)] for name, a in arrays.items()}
+        return task.metrics(params, batch, places < rows)
+
+    return jax.lax.map(one_batch, jnp.arange(0, rows, batch_size))

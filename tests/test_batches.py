@@ -1,0 +1,106 @@
+"""Index draws: permutations that are permutations, uniform ones, and batches that lose nothing."""
+
+import itertools
+import math
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ccfl_jax import batches
+
+
+def permutation(seed, size):
+    return batches.permute(jax.random.key(seed), jnp.arange(size), jnp.int32(size))
+
+
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1, 2, 3, 7, 64, 1000, 4097]))
+def test_permute_is_a_permutation(seed, size):
+    np.testing.assert_array_equal(np.sort(permutation(seed, size)), np.arange(size))
+
+
+def test_permute_of_some_positions_is_part_of_the_whole():
+    whole = permutation(5, 100)
+    some = jnp.array([7, 99, 0])
+    part = batches.permute(jax.random.key(5), some, jnp.int32(100))
+    np.testing.assert_array_equal(part, whole[some])
+
+
+def many(size, draws):
+    keys = jax.random.split(jax.random.key(11), draws)
+    return np.asarray(
+        jax.jit(jax.vmap(lambda k: batches.permute(k, jnp.arange(size), jnp.int32(size))))(keys)
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_every_permutation_is_equally_likely(size):
+    """Chi-square over all size! permutations: mean df, variance 2 df; 5 sigmas are a fault."""
+    draws = 50_000
+    counts = Counter(map(tuple, many(size, draws)))
+    expected = draws / math.factorial(size)
+    chi = sum((counts[p] - expected) ** 2 / expected for p in itertools.permutations(range(size)))
+    df = math.factorial(size) - 1
+    assert chi < df + 5 * math.sqrt(2 * df)
+
+
+def test_places_and_neighbours_are_uniform_in_a_larger_set():
+    size, draws = 37, 50_000
+    drawn = many(size, draws)
+    places = np.stack([np.bincount(drawn[:, j], minlength=size) for j in range(size)])
+    chi = ((places - draws / size) ** 2 / (draws / size)).sum()
+    df = (size - 1) ** 2
+    assert chi < df + 5 * math.sqrt(2 * df)
+    pairs = np.bincount(drawn[:, 5] * size + drawn[:, 6], minlength=size**2).reshape(size, size)
+    expected = draws / (size * (size - 1))
+    chi = ((pairs - expected) ** 2 / expected)[~np.eye(size, dtype=bool)].sum()
+    df = size * (size - 1) - 1
+    assert chi < df + 5 * math.sqrt(2 * df)
+
+
+@pytest.mark.parametrize("size", [1, 3, 31, 32, 33, 64])
+def test_an_epoch_visits_every_sample_once(size):
+    batch_size, key = 32, jax.random.key(0)
+    steps = int(batches.steps_per_epoch(jnp.int32(size), batch_size))
+    assert steps == math.ceil(size / batch_size)
+    for epoch in range(2):
+        seen = []
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            positions, mask = batches.epoch_batch(key, jnp.int32(step), jnp.int32(size), batch_size)
+            assert positions.shape == mask.shape == (batch_size,)
+            assert ((positions >= 0) & (positions < size)).all()
+            seen.extend(np.asarray(positions)[np.asarray(mask)])
+        assert sorted(seen) == list(range(size))
+
+
+def epoch_order(key, epoch, size, batch_size):
+    steps = math.ceil(size / batch_size)
+    drawn = [
+        batches.epoch_batch(key, jnp.int32(epoch * steps + k), jnp.int32(size), batch_size)
+        for k in range(steps)
+    ]
+    return np.concatenate([np.asarray(p)[np.asarray(m)] for p, m in drawn]).tolist()
+
+
+def test_every_epoch_has_an_order_of_its_own_whatever_the_batch_size():
+    key, other = jax.random.key(1), jax.random.key(2)
+    orders = [epoch_order(k, e, 20, 7) for k in (key, other) for e in (0, 1)]
+    assert len({tuple(o) for o in orders}) == 4
+    assert epoch_order(key, 1, 20, 4) == orders[1]
+
+
+def test_random_batches_are_uniform_with_replacement():
+    draws = np.concatenate(
+        [
+            np.asarray(batches.random_batch(jax.random.key(3), jnp.int32(k), jnp.int32(10), 500)[0])
+            for k in range(20)
+        ]
+    )
+    counts = np.bincount(draws, minlength=10)
+    chi = ((counts - 1000) ** 2 / 1000).sum()
+    assert len(counts) == 10
+    assert chi < 9 + 5 * math.sqrt(18)
