@@ -3,28 +3,34 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ccfl_jax import tree
 from ccfl_jax.types import Aggregate, Params
 
 
 def mean() -> Aggregate:
-    r"""The unweighted mean over the slots that hold a finite upload (Algorithm 2).
+    r"""The unweighted mean over the uploads that count (Algorithm 2).
 
     .. math:: \Delta_t = \frac{1}{|S_t|} \sum_{i \in S_t} \Delta^i_{t-\tau_{t,i}}
 
-    The paper divides by m because its buffer is always full; here the sum runs over the present
-    slots and is divided by their number. Slots are selected, never multiplied by a mask: an absent
-    one may hold anything. An upload with a non-finite number anywhere is left out as a whole. With
-    nothing to average the pseudo-gradient is zero. Keeps no state.
+    The paper divides by m because its buffer is always full; here the sum runs over the uploads
+    that count (present, with work done, finite throughout) and is divided by their number. With
+    nothing to average the pseudo-gradient is zero. Remembers nothing between rounds.
     """
 
     def init(params: Params) -> tuple[()]:
         del params
         return ()
 
-    def update(uploads: Params, present: jax.Array, state: Any) -> tuple[Params, jax.Array, Any]:
-        counted = present & tree.all_finite(uploads)
-        return tree.masked_mean(uploads, counted), counted, state
+    def start(params: Params) -> Params:
+        return jax.tree.map(lambda p: jnp.zeros(p.shape, tree.at_least_float32(p.dtype)), params)
 
-    return Aggregate(init, update)
+    def add(total: Params, uploads: Params, counted: jax.Array) -> Params:
+        return jax.tree.map(jnp.add, total, tree.masked_sum(uploads, counted))
+
+    def finish(total: Params, participants: jax.Array, memory: Any) -> tuple[Params, Any]:
+        divisor = jnp.maximum(participants, 1)
+        return jax.tree.map(lambda a: a / divisor.astype(a.dtype), total), memory
+
+    return Aggregate(init, start, add, finish)

@@ -89,8 +89,7 @@ def build_local(
         start: Params, client: Client, work: jax.Array, key: jax.Array
     ) -> tuple[Params, LocalInfo]:
         size = jnp.maximum(client.size, 1)  # an empty client takes no step, but may not divide by 0
-        epoch_steps = batches.steps_per_epoch(size, batch_size) if work_unit == "epochs" else 1
-        steps = jnp.where(client.size > 0, work * epoch_steps, 0)
+        steps = count_steps(work, client.size, batch_size, work_unit)
         batch_key, loss_key = jax.random.split(key)
 
         def step(k: jax.Array, carry: tuple) -> tuple:
@@ -111,6 +110,15 @@ def build_local(
         return _upload(start, end, divisor), _info(steps, sums)
 
     return local
+
+
+def count_steps(
+    work: jax.Array, size: jax.Array, batch_size: int, work_unit: WorkUnit
+) -> jax.Array:
+    """K_{t,i}, local steps: work ceil(n_i / B) for epochs, work for steps, 0 without samples."""
+    if work_unit == "epochs":
+        return work * batches.steps_per_epoch(size, batch_size)
+    return jnp.where(size > 0, work, 0)
 
 
 class _Sums(NamedTuple):

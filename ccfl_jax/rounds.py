@@ -4,17 +4,19 @@ This is the only place that batches clients.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec as P
 
 from ccfl_jax import aggregate as aggregation
 from ccfl_jax import history as ring
-from ccfl_jax import tree
+from ccfl_jax import layout, tree
 from ccfl_jax.data import FederatedData
-from ccfl_jax.local import Client, LocalFn, LocalInfo, Normalise, WorkUnit, build_local
+from ccfl_jax.local import Client, LocalInfo, Normalise, WorkUnit, build_local, count_steps
 from ccfl_jax.schedule import Schedule
 from ccfl_jax.types import Aggregate, Params, Task
 
@@ -67,6 +69,15 @@ class Info(NamedTuple):
     samples: jax.Array
 
 
+class _Slot(NamedTuple):
+    """A slot as the local work sees it: int32, scalars or `[slots]`; `visit` as `_which_visit`."""
+
+    client: jax.Array
+    staleness: jax.Array
+    work: jax.Array
+    visit: jax.Array
+
+
 RoundFn = Callable[[State, Schedule, FederatedData], tuple[State, Info]]
 
 
@@ -107,6 +118,7 @@ def build_round(
     normalise: Normalise = "steps",
     aggregate: Aggregate | None = None,
     lanes: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> RoundFn:
     """One round as a pure function `round_fn(state, slots, data) -> (state, info)`.
 
@@ -118,12 +130,17 @@ def build_round(
         work_unit: what the schedule's `work` counts, "epochs" or "steps".
         normalise: by what an upload is divided, "steps" (the paper's K), "epochs" or "none".
         aggregate: m uploads -> pseudo-gradient, `mean()` by default.
-        lanes: how many clients advance together. A lane costs as much as the longest of its group.
-            By default all on an accelerator and one on a CPU, where a kernel per client only
-            makes convolutions slow. The result does not depend on it.
+        lanes: how many clients advance together on a device. A lane costs as much as the longest of
+            its group. By default all on an accelerator and one on a CPU, where a kernel per client
+            only makes convolutions slow.
+        mesh: devices to spread the clients of a round over, along its first axis; one device by
+            default. State and data are held by all of them: put them there first, with
+            `jax.device_put(..., NamedSharding(mesh, PartitionSpec()))`, or every run compiles
+            twice.
 
     Returns:
         `round_fn`; `slots` is a row of a `Schedule` (arrays `[slots]`), `data` a `FederatedData`.
+        The result depends on lanes and devices only by the rounding of sums.
 
     Raises:
         ValueError: for a batch size or lanes below 1, or an unknown work unit or normalisation.
@@ -132,87 +149,131 @@ def build_round(
     cc_local = build_local(task, local or optax.sgd(0.01), batch_size, work_unit, normalise)
     combine = aggregate or aggregation.mean()
 
-    def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
-        t = state.round
-        uploads, local_info = _run_clients(cc_local, state, slots, data, lanes)
+    def visit(state: State, data: FederatedData, slot: _Slot) -> tuple:
+        """One client's part: retrieve a past model, work on it, upload."""
+        start_model = ring.read(state.history, state.round, slot.staleness)
+        key = jax.random.fold_in(state.key, state.round)
+        key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.visit)
+        upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
+        return upload, report, (report.steps > 0) & tree.all_finite(upload)
 
-        returned = slots.present & (local_info.steps > 0)
-        delta, counted, memory = combine.update(uploads, returned, state.aggregate)
+    def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
+        work = jnp.where(slots.present, slots.work, 0)  # an absent slot costs no step
+        steps = count_steps(work, data.sizes[slots.client], batch_size, work_unit)
+        visits = _Slot(slots.client, slots.staleness, work, _which_visit(slots))
+        total, report, counted = _add_up(visit, combine, visits, steps, lanes, mesh, state, data)
+
+        participants = counted.sum(dtype=jnp.int32)
+        delta, memory = combine.finish(total, participants, state.aggregate)
         updates, server_state = server.update(delta, state.server, state.params)
         params = optax.apply_updates(state.params, updates)
 
         # A round that brings nothing is no server step: momentum would move the model otherwise.
         params, server_state, memory = tree.select(
-            counted.any(),
+            participants > 0,
             (params, server_state, memory),
             (state.params, state.server, state.aggregate),
         )
-        history = ring.push(state.history, t + 1, params)
-        next_state = State(params, server_state, history, memory, t + 1, state.key)
-        return next_state, _info(slots, local_info, returned, counted)
+        following = state.round + 1
+        history = ring.push(state.history, following, params)
+        next_state = State(params, server_state, history, memory, following, state.key)
+        return next_state, _info(slots, report, counted)
 
     return round_fn
 
 
-def _run_clients(
-    cc_local: LocalFn, state: State, slots: Schedule, data: FederatedData, lanes: int | None
-) -> tuple[Params, LocalInfo]:
-    """The local work of every slot: uploads `[slots, ...]` and infos `[slots]`."""
-    visits = _visits(slots)
-    round_key = jax.random.fold_in(state.key, state.round)
-
-    def one_client(slot: tuple) -> tuple[Params, LocalInfo]:
-        client, staleness, work, visit = slot
-        start_model = ring.read(state.history, state.round, staleness)
-        begin, end = data.offsets[client], data.offsets[client + 1]
-        samples = Client(data.arrays, data.indices, begin, end - begin)
-        key = jax.random.fold_in(jax.random.fold_in(round_key, client), visit)
-        return cc_local(start_model, samples, work, key)
-
-    work = jnp.where(slots.present, slots.work, 0)  # an absent slot costs no step
-    return _map_lanes(one_client, (slots.client, slots.staleness, work, visits), lanes)
+def _client(data: FederatedData, client: jax.Array) -> Client:
+    begin, end = data.offsets[client], data.offsets[client + 1]
+    return Client(data.arrays, data.indices, begin, end - begin)
 
 
-def _visits(slots: Schedule) -> jax.Array:
+def _which_visit(slots: Schedule) -> jax.Array:
     """int32 `[slots]`: how many earlier present slots the same client fills in this round."""
     same = (slots.client[:, None] == slots.client[None]) & slots.present[None]
     return jnp.tril(same, -1).sum(axis=1, dtype=jnp.int32)
 
 
-def _map_lanes(function: Callable, slots: tuple, lanes: int | None) -> Any:
-    """`function` over the leading axis of `slots`, `lanes` entries at a time."""
-    count = slots[0].shape[0]
+def _add_up(
+    visit: Callable,
+    combine: Aggregate,
+    visits: _Slot,
+    steps: jax.Array,
+    lanes: int | None,
+    mesh: jax.sharding.Mesh | None,
+    state: State,
+    data: FederatedData,
+) -> tuple[Any, LocalInfo, jax.Array]:
+    """The sum of all slots' uploads, with the slots' reports and what `counted`, `[slots, ...]`.
+
+    Slots advance in groups of `lanes` on each device; no more uploads than that exist at a time.
+    """
     if lanes is None:
-        lanes = 1 if jax.default_backend() == "cpu" else count
-    if lanes == 1:
-        return jax.lax.map(function, slots)
-    if lanes >= count:
-        return jax.vmap(function)(slots)
-    groups = -(-count // lanes)
+        lanes = 1 if jax.default_backend() == "cpu" else len(steps)
+    lanes = min(lanes, len(steps))
+    groups, costs = layout.groups(steps, lanes)
 
-    def group(a: jax.Array) -> jax.Array:
-        # Zeros fill the last group: client 0 without work.
-        return jnp.pad(a, (0, groups * lanes - count)).reshape(groups, lanes)
+    def run_groups(plan: jax.Array, number: Any, groups: jax.Array, *world: Any) -> tuple:
+        visits, state, data = world
 
-    results = jax.lax.map(jax.vmap(function), jax.tree.map(group, slots))
-    return jax.tree.map(lambda a: a.reshape(groups * lanes, *a.shape[2:])[:count], results)
+        def run_group(k: jax.Array, carry: tuple) -> tuple:
+            total, reports = carry
+            group = groups[plan[k]]
+            # A slot that is none reads zeros: client 0 without work.
+            slots = jax.tree.map(lambda a: a.at[group].get(mode="fill", fill_value=0), visits)
+            uploads, *report = _together(partial(visit, state, data), slots, lanes)
+            write = lambda a, b: a.at[group].set(b, mode="drop")  # noqa: E731
+            return combine.add(total, uploads, report[1]), jax.tree.map(
+                write, reports, tuple(report)
+            )
+
+        one = jax.tree.map(lambda a: a[0], visits)
+        _, *reports = jax.eval_shape(partial(visit, state, data), one)
+        blank = jax.tree.map(lambda a: jnp.zeros((len(steps), *a.shape), a.dtype), tuple(reports))
+        return jax.lax.fori_loop(0, number, run_group, (combine.start(state.params), blank))
+
+    world = (groups, visits, state, data)
+    if mesh is None or mesh.size == 1:
+        total, reports = run_groups(jnp.arange(len(groups)), len(groups), *world)
+        return total, *reports
+    axis = mesh.axis_names[0]
+
+    def on_device(plan: jax.Array, numbers: jax.Array, *world: Any) -> tuple:
+        device = jax.lax.axis_index(axis)
+        # Every slot is reported by one device, the others report zeros.
+        return jax.lax.psum(run_groups(plan[device], numbers[device], *world), axis)
+
+    plan, numbers = layout.longest_first(costs, mesh.shape[axis])
+    total, (report, counted) = jax.shard_map(
+        on_device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+    )(plan, numbers, *world)
+    return total, report, counted > 0
 
 
-def _info(slots: Schedule, local_info: LocalInfo, returned: jax.Array, counted: jax.Array) -> Info:
+def _together(visit: Callable, slots: _Slot, lanes: int) -> tuple:
+    """`visit` for every entry along a leading axis of length `lanes`."""
+    if lanes > 1:
+        return jax.vmap(visit)(slots)
+    # Not a batch of one: a kernel without a leading axis keeps its fast convolution.
+    alone = visit(jax.tree.map(lambda a: a[0], slots))
+    return jax.tree.map(lambda a: a[None], alone)
+
+
+def _info(slots: Schedule, report: LocalInfo, counted: jax.Array) -> Info:
+    returned = report.steps > 0
     participants = counted.sum(dtype=jnp.int32)
 
     def mean(a: jax.Array) -> jax.Array:
-        return jnp.where(participants > 0, tree.masked_mean(a, counted), jnp.nan)
+        return tree.masked_sum(a, counted) / participants  # nan where nobody counts
 
     return Info(
-        train_loss=mean(local_info.loss),
-        train_metrics=jax.tree.map(mean, local_info.metrics),
+        train_loss=mean(report.loss),
+        train_metrics=jax.tree.map(mean, report.metrics),
         participants=participants,
         rejected=(returned & ~counted).sum(dtype=jnp.int32),
         present=returned,
         staleness=slots.staleness,
-        steps=local_info.steps,
-        samples=local_info.samples,
+        steps=report.steps,
+        samples=report.samples,
     )
 
 

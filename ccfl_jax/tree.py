@@ -26,22 +26,19 @@ def at_least_float32(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def all_finite(stack: Any) -> jax.Array:
-    """bool `[n]`: whether entry i of a stacked tree `[n, ...]` has finite numbers only."""
-    finite = [jnp.isfinite(a).reshape(a.shape[0], -1).all(axis=1) for a in jax.tree.leaves(stack)]
-    return jnp.stack(finite).all(axis=0)
+def all_finite(entry: Any) -> jax.Array:
+    """bool scalar: whether a tree has finite numbers only."""
+    return jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(entry)]).all()
 
 
-def masked_mean(stack: Any, mask: jax.Array) -> Any:
-    """Mean over the entries of a stacked tree `[n, ...]` where `mask` (bool `[n]`) holds.
+def masked_sum(stack: Any, mask: jax.Array) -> Any:
+    """Sum over the entries of a stacked tree `[n, ...]` where `mask` (bool `[n]`) holds.
 
-    Entries are selected, not multiplied by zero, so what is left out may hold NaN. With an empty
-    mask the mean is zero.
+    Entries are selected, not multiplied by zero, so what is left out may hold nan.
     """
-    count = jnp.maximum(mask.sum(), 1)
 
-    def mean(a: jax.Array) -> jax.Array:
-        kept = jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, jnp.zeros((), a.dtype))
-        return kept.sum(axis=0) / count.astype(a.dtype)
+    def total(a: jax.Array) -> jax.Array:
+        kept = mask.reshape(mask.shape + (1,) * (a.ndim - 1))
+        return jnp.where(kept, a, jnp.zeros((), a.dtype)).sum(axis=0)
 
-    return jax.tree.map(mean, stack)
+    return jax.tree.map(total, stack)

@@ -26,14 +26,20 @@ class Task(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """How m uploads become one pseudo-gradient.
+    """How m uploads become one pseudo-gradient, adding up so that no upload has to be kept.
 
     Attributes:
-        init: `init(params) -> state`, what the aggregator remembers between rounds.
-        update: `update(uploads, present, state) -> (pseudo_gradient, counted, state)`; `uploads`
-            leaves are `[slots, ...]`, `present` and `counted` are bool `[slots]`: the slots that
-            hold an upload and those that went into the pseudo-gradient.
+        init: `init(params) -> memory`, what the aggregator remembers between rounds.
+        start: `start(params) -> total`, zeros to add to; totals of devices are summed leaf by leaf.
+        add: `add(total, uploads, counted) -> total`; `uploads` leaves are `[lanes, ...]`,
+        `counted` is
+            bool `[lanes]`: what is not counted may hold anything.
+        finish: `finish(total, participants, memory) -> (pseudo_gradient, memory)`; `participants`
+        is
+            the int32 number of uploads counted.
     """
 
     init: Callable[[Params], Any]
-    update: Callable[[Params, jax.Array, Any], tuple[Params, jax.Array, Any]]
+    start: Callable[[Params], Any]
+    add: Callable[[Any, Params, jax.Array], Any]
+    finish: Callable[[Any, jax.Array, Any], tuple[Params, Any]]

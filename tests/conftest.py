@@ -2,7 +2,6 @@
 
 import os
 
-# Two host devices would only slow the tests of one-device code; the layout tests start processes.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; all others use the first
 settings.register_profile("ccfl", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("ccfl")
 

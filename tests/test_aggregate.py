@@ -1,4 +1,4 @@
-"""The mean over present, finite uploads."""
+"""The mean over the uploads that count."""
 
 import jax
 import jax.numpy as jnp
@@ -10,48 +10,67 @@ from hypothesis import strategies as st
 import ccfl_jax as ccfl
 
 
-def combine(uploads, present):
-    transform = ccfl.mean()
-    delta, counted, _ = jax.jit(transform.update)(
-        {"w": jnp.asarray(uploads, jnp.float32)}, jnp.asarray(present), transform.init(None)
-    )
-    return np.asarray(delta["w"]), np.asarray(counted)
+def combine(uploads, counted, lanes=None):
+    """The mean of uploads added `lanes` at a time."""
+    aggregate, params = ccfl.mean(), {"w": jnp.zeros(len(uploads[0]))}
+    uploads, counted = np.asarray(uploads, np.float32), np.asarray(counted)
+    lanes, add = lanes or len(uploads), jax.jit(aggregate.add)
+    total = aggregate.start(params)
+    for first in range(0, len(uploads), lanes):
+        part = slice(first, first + lanes)
+        total = add(total, {"w": jnp.asarray(uploads[part])}, jnp.asarray(counted[part]))
+    participants = jnp.asarray(counted.sum(), jnp.int32)
+    return np.asarray(aggregate.finish(total, participants, aggregate.init(params))[0]["w"])
 
 
-def test_is_the_mean_over_present_slots():
-    delta, counted = combine([[1.0, 2.0], [50.0, 50.0], [3.0, 6.0]], [True, False, True])
+def test_is_the_mean_over_counted_slots():
+    delta = combine([[1.0, 2.0], [50.0, 50.0], [3.0, 6.0]], [True, False, True])
     np.testing.assert_allclose(delta, [2.0, 4.0])
-    np.testing.assert_array_equal(counted, [True, False, True])
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_absent_slots_may_hold_anything_and_poisoned_uploads_are_left_out(poison):
-    delta, counted = combine([[1.0, 2.0], [poison, 0.0], [poison, 5.0]], [True, False, True])
+def test_what_does_not_count_may_hold_anything(poison):
+    delta = combine([[1.0, 2.0], [poison, 0.0], [poison, 5.0]], [True, False, False])
     np.testing.assert_allclose(delta, [1.0, 2.0])
-    np.testing.assert_array_equal(counted, [True, False, False])
 
 
 def test_nobody_gives_zero():
-    delta, counted = combine([[np.nan, 1.0]], [False])
-    np.testing.assert_array_equal(delta, [0.0, 0.0])
-    assert not counted.any()
+    np.testing.assert_array_equal(combine([[np.nan, 1.0]], [False]), [0.0, 0.0])
 
 
 def test_all_uploads_of_one_client_count_each():
     """Clients [3, 3, 5] sent 1, 2 and 6: each counts, 3.0; the latest alone would give 4."""
-    delta, _ = combine([[1.0], [2.0], [6.0]], [True] * 3)
-    np.testing.assert_allclose(delta, [3.0])
+    np.testing.assert_allclose(combine([[1.0], [2.0], [6.0]], [True] * 3), [3.0])
 
 
 def test_every_upload_weighs_the_same_whatever_its_version():
     """One upload of +1 and ten of -1: -9/11; averaged per version it would be 0."""
-    delta, _ = combine([[1.0]] + [[-1.0]] * 10, [True] * 11)
+    delta = combine([[1.0]] + [[-1.0]] * 10, [True] * 11)
     np.testing.assert_allclose(delta, [-9 / 11], rtol=1e-6)
 
 
-@given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans()), min_size=1, max_size=20))
-def test_equals_numpy_on_any_mask(slots):
-    values, present = np.array([v for v, _ in slots]), np.array([p for _, p in slots])
-    delta, _ = combine(values[:, None], present)
-    expected = values[present].mean() if present.any() else 0.0
-    np.testing.assert_allclose(delta, [expected], rtol=1e-5, atol=1e-3)
+def test_groups_of_unequal_counts_are_no_mean_of_means():
+    """[1, absent] and [3, 5] added apart: 3.0; the mean of the groups' means is 2.5."""
+    delta = combine([[1.0], [np.nan], [3.0], [5.0]], [True, False, True, True], lanes=2)
+    np.testing.assert_allclose(delta, [3.0])
+
+
+def test_short_floats_are_added_in_float32():
+    """3000 uploads of 1: a bfloat16 sum would stop at 256."""
+    aggregate, params = ccfl.mean(), {"w": jnp.zeros((), jnp.bfloat16)}
+    total = aggregate.start(params)
+    for _ in range(3):
+        total = aggregate.add(total, {"w": jnp.ones(1000, jnp.float32)}, jnp.ones(1000, bool))
+    assert float(total["w"]) == 3000
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans()), min_size=1, max_size=20),
+    st.integers(1, 20),
+)
+def test_equals_numpy_on_any_mask_and_grouping(slots, lanes):
+    values, counted = np.array([v for v, _ in slots]), np.array([c for _, c in slots])
+    expected = values[counted].mean() if counted.any() else 0.0
+    np.testing.assert_allclose(
+        combine(values[:, None], counted, lanes), [expected], rtol=1e-5, atol=1e-3
+    )

@@ -12,6 +12,7 @@ ROWS = {
     "types": 0,
     "tree": 1,
     "batches": 1,
+    "layout": 1,
     "server": 2,
     "local": 2,
     "history": 2,

@@ -1,0 +1,45 @@
+"""Groups of similar work, and their spread over devices."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ccfl_jax import layout
+
+works = st.lists(st.integers(0, 500), min_size=1, max_size=40)
+
+
+@given(works, st.integers(1, 12))
+def test_every_slot_is_in_one_group_of_similar_work(steps, lanes):
+    grouped, costs = (np.asarray(a) for a in layout.groups(jnp.array(steps, jnp.int32), lanes))
+    count = len(steps)
+    assert grouped.shape == (-(-count // lanes), lanes)
+    filled = grouped.ravel()
+    assert sorted(filled[filled < count]) == list(range(count))
+    assert (filled[count:] == count).all()
+    in_order = [steps[slot] for slot in filled if slot < count]
+    assert in_order == sorted(steps, reverse=True)
+    np.testing.assert_array_equal(costs, in_order[::lanes])
+
+
+@given(works, st.integers(1, 6))
+def test_every_group_goes_to_one_device_and_no_device_is_far_behind(costs, devices):
+    costs = sorted(costs, reverse=True)
+    plan, counts = layout.longest_first(jnp.array(costs, jnp.int32), devices)
+    shares = [np.asarray(plan[d, : counts[d]]).tolist() for d in range(devices)]
+    assert sorted(g for share in shares for g in share) == list(range(len(costs)))
+    # The group that made a device the longest found it with the least work of all.
+    longest = max(sum(costs[g] for g in share) for share in shares)
+    assert longest <= sum(costs) / devices + costs[0] + 1
+
+
+@pytest.mark.parametrize(
+    ("costs", "devices", "longest"), [([6, 1, 1, 1, 1], 2, 6), ([5, 4, 3, 3, 3], 2, 10)]
+)
+def test_longest_first_by_hand(costs, devices, longest):
+    """6 | 1 1 1 1; and 5 3 | 4 3 3, with the tie before the last 3 going to the first device."""
+    plan, counts = layout.longest_first(jnp.array(costs, jnp.int32), devices)
+    loads = [sum(costs[g] for g in plan[d, : counts[d]]) for d in range(devices)]
+    assert max(loads) == longest
