@@ -1,0 +1,8 @@
+"""Small Flax Linen models, and a convolution that stays fast with a kernel for every client."""
+
+from ccfl_jax.models.cnn import CNN
+from ccfl_jax.models.conv import Conv, ConvReluPool
+from ccfl_jax.models.logistic import Logistic
+from ccfl_jax.models.mlp import MLP
+
+__all__ = ["CNN", "MLP", "Conv", "ConvReluPool", "Logistic"]

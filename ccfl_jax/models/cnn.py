@@ -1,0 +1,41 @@
+"""The small convolutional network of NIID-Bench."""
+
+import math
+
+import flax.linen as nn
+import jax
+
+from ccfl_jax.models.conv import ConvReluPool
+
+
+class CNN(nn.Module):
+    """The CNN of NIID-Bench for 28 x 28 images: 44,426 parameters for one channel, ten classes.
+
+    5 x 5 convolution to 6 features, relu, pooling; 5 x 5 convolution to 16, relu, pooling; dense
+    120, relu, dense 84, relu, dense `num_classes`. Convolutions are VALID with stride 1, pooling
+    is 2 x 2 with stride 2. Input float `[..., h, w, channels]`, output logits
+    `[..., num_classes]`. Raises ValueError for images under 16 x 16 and for
+    `num_classes` under 1.
+
+    Source: `SimpleCNNMNIST` of NIID-Bench (Li, Diao, Chen, He, ICDE 2022). Departures: Flax's
+    initialisers (LeCun normal weights, zero biases) for PyTorch's uniform ones, and features are
+    flattened in the order row, column, channel.
+    """
+
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.num_classes < 1:
+            raise ValueError(f"CNN: num_classes is {self.num_classes}, must be 1 or more")
+        if x.ndim < 3 or min(x.shape[-3:-1]) < 16:
+            raise ValueError(
+                f"CNN: input shape is {x.shape}, must be [..., h, w, channels] with 16 x 16 pixels"
+                " or more"
+            )
+        x = ConvReluPool(6, (5, 5), name="conv1")(x)
+        x = ConvReluPool(16, (5, 5), name="conv2")(x)
+        x = x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
+        x = nn.relu(nn.Dense(120, name="dense1")(x))
+        x = nn.relu(nn.Dense(84, name="dense2")(x))
+        return nn.Dense(self.num_classes, name="dense3")(x)
