@@ -1,0 +1,304 @@
+"""The flags of an experiment, read once into a frozen `Config`.
+
+Everything that can be judged without data is judged here: each flag's own domain, then what flags
+say together. A flag that the chosen method or data set has no use for is refused, never ignored.
+Nothing here imports JAX, so `--help` and every complaint come at once.
+"""
+
+import difflib
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from absl import flags
+
+# Server method -> the flags that are its hyperparameters, besides --server_lr.
+SERVERS = {
+    "cc_fedavg": (),
+    "cc_fedsgd": (),
+    "cc_fedavgm": ("b1",),
+    "cc_fedadagrad": ("b1", "eps", "initial_accumulator"),
+    "cc_fedadam": ("b1", "b2", "eps", "initial_accumulator"),
+    "cc_fedams": ("b1", "b2", "eps", "initial_accumulator"),
+}
+DATASETS = ("digits", "fashion_mnist", "synthetic")
+MODELS = ("cnn", "mlp", "logistic")
+PARTITIONS = ("iid", "dirichlet", "dirichlet_client", "natural")
+NORMALISATIONS = ("steps", "epochs", "none")
+_FLOAT32_MAX = 3.4e38
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every resolved setting of one run; None where the run has no use for it.
+
+    `local_epochs` and `local_steps` exclude each other: the one that is not None is the unit of
+    local work. `server_lr` is 1 for cc_fedavg. The flags' help says what each field means.
+    """
+
+    dataset: str
+    data_dir: str | None
+    model: str
+    num_clients: int
+    alpha: float | None
+    partition: str
+    buffer_size: int
+    max_delay: int
+    local_epochs: int | None
+    local_steps: int | None
+    randomness: float
+    local_lr: float
+    batch_size: int
+    normalise: str
+    server: str
+    server_lr: float
+    b1: float | None
+    b2: float | None
+    eps: float | None
+    initial_accumulator: float | None
+    rounds: int
+    eval_every: int
+    seed: int
+    out_dir: str | None
+    resume: bool
+    lanes: int | None
+    devices: int | None
+    schedule_file: str | None
+    progress: bool
+
+
+class _Domain(NamedTuple):
+    define: Callable  # absl's DEFINE_ function of that type
+    legal: str
+    holds: Callable[[object], bool]
+
+
+class _Flag(NamedTuple):
+    domain: _Domain
+    default: object
+    help: str
+
+
+def _one_of(names: tuple[str, ...]) -> _Domain:
+    return _Domain(flags.DEFINE_string, ", ".join(names), lambda v: v in names)
+
+
+def _whole(least: int, most: int = _INT32_MAX) -> _Domain:
+    legal = f"a whole number from {least} to {most}"
+    return _Domain(flags.DEFINE_integer, legal, lambda v: least <= v <= most)
+
+
+_PATH = _Domain(flags.DEFINE_string, "a path", lambda v: bool(v.strip()))
+_SWITCH = _Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lambda v: True)
+_POSITIVE = _Domain(
+    flags.DEFINE_float, "a number above 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX
+)
+_RATE = _Domain(flags.DEFINE_float, "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
+_DECAY = _Domain(flags.DEFINE_float, "a number from 0 to below 1", lambda v: 0 <= v < 1)
+
+_GROUPS = {
+    "Data and model": {
+        "dataset": _Flag(_one_of(DATASETS), "fashion_mnist", "data set"),
+        "data_dir": _Flag(_PATH, None, "folder of the four Fashion-MNIST IDX files"),
+        "model": _Flag(_one_of(MODELS), "cnn", "model; cnn is for 28x28 images"),
+        "num_clients": _Flag(_whole(1), 100, "clients the training data are spread over"),
+        "partition": _Flag(
+            _one_of(PARTITIONS),
+            "dirichlet",
+            "dirichlet: per label, over clients (NIID-Bench); dirichlet_client: per client, over "
+            "labels (Hsu et al.); natural: the clients that come with the data",
+        ),
+        "alpha": _Flag(_POSITIVE, 0.5, "Dirichlet concentration; small is skewed"),
+    },
+    "Schedule": {
+        "rounds": _Flag(_whole(1), 500, "server updates in all"),
+        "buffer_size": _Flag(_whole(1), 5, "m, uploads the server waits for in a round"),
+        "max_delay": _Flag(_whole(0), 5, "tau, oldest model a client may start from"),
+        "local_epochs": _Flag(_whole(1), 3, "K in epochs; a client does 1 to K * randomness"),
+        "local_steps": _Flag(_whole(1), None, "K in steps, instead of --local_epochs"),
+        "randomness": _Flag(_POSITIVE, 2.0, "R, spread of local work"),
+        "schedule_file": _Flag(
+            _PATH, None, "replay this schedule.npz; the flags of this group must cover it"
+        ),
+    },
+    "Clients": {
+        "local_lr": _Flag(_RATE, 0.01, "eta_l, step size of local SGD"),
+        "batch_size": _Flag(_whole(1), 20, "rows of a local step"),
+        "normalise": _Flag(_one_of(NORMALISATIONS), "steps", "what a client divides its delta by"),
+        "lanes": _Flag(_whole(1), None, "clients that advance together; unset: by device"),
+        "devices": _Flag(
+            _whole(1), None, "devices to spread clients over; unset: all, or one per CPU core"
+        ),
+    },
+    "Server": {
+        "server": _Flag(_one_of(tuple(SERVERS)), "cc_fedams", "method"),
+        "server_lr": _Flag(_RATE, None, "eta; required, except for cc_fedavg, where it is 1"),
+        "b1": _Flag(_DECAY, 0.9, "beta, momentum"),
+        "b2": _Flag(_DECAY, 0.99, "gamma, decay of the second moment"),
+        "eps": _Flag(_RATE, 1e-3, "added to the root of the second moment"),
+        "initial_accumulator": _Flag(_RATE, 0.0, "second moment before the first round"),
+    },
+    "Run": {
+        "seed": _Flag(_whole(0, 2**32 - 1), 0, "of partition, schedule, model and batches"),
+        "eval_every": _Flag(_whole(1), 10, "rounds between evaluations (with a checkpoint each)"),
+        "out_dir": _Flag(_PATH, None, "run folder; unset: runs/DATASET-SERVER-001, -002, ..."),
+        "resume": _Flag(_SWITCH, False, "go on from the newest checkpoint in --out_dir"),
+        "progress": _Flag(_SWITCH, True, "show a progress bar where stderr is a terminal"),
+    },
+}
+_FLAGS = {name: flag for group in _GROUPS.values() for name, flag in group.items()}
+
+
+def parse(argv: list[str]) -> Config:
+    """Reads a command line (`argv[0]` is the program); a flag given twice counts as given last.
+
+    Raises:
+        ValueError: one line that names the flag, what was found and what is legal: for an unknown
+            flag (in a flag file too), a leftover word, a value outside its domain, flags that
+            exclude each other, and any flag that the run would have no use for.
+    """
+    values, given = _read(argv)
+    for name, value in values.items():
+        domain = _FLAGS[name].domain
+        if (name in given or value is not None) and not domain.holds(value):
+            raise ValueError(
+                f"--{name}: found {value!r}, legal: {domain.legal}{_nearest(name, value)}"
+            )
+    _check_data(values, given)
+    _check_work(values, given)
+    _check_server(values, given)
+    if values["resume"] and values["out_dir"] is None:
+        raise ValueError(
+            "--resume: found no --out_dir, legal: with the --out_dir of the run to go on"
+        )
+    return Config(**{field.name: values[field.name] for field in fields(Config)})
+
+
+def help_text() -> str:
+    """What `--help` prints: every flag with its default, meaning and domain, by group."""
+    lines = [
+        "Trains one federated run and writes its folder.",
+        "",
+        "usage: python -m experiments.train [--flagfile=PRESET] [--FLAG=VALUE ...]",
+        "",
+        "Presets are in experiments/presets/. A flag given twice counts as given last.",
+    ]
+    for title, group in _GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, flag in group.items():
+            default = "" if flag.default is None else f"={flag.default}"
+            legal = "" if flag.domain in (_PATH, _SWITCH) else f" [{flag.domain.legal}]"
+            text = f"--{name}{default}: {flag.help}{legal}"
+            lines.append(textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="      "))
+    return "\n".join(lines)
+
+
+def _read(argv: list[str]) -> tuple[dict[str, object], set[str]]:
+    """The value of every flag, and the names of those that were given."""
+    values = flags.FlagValues()
+    for name, flag in _FLAGS.items():
+        flag.domain.define(name, flag.default, flag.help, flag_values=values)
+    try:
+        args = values.read_flags_from_files(argv[1:])
+        if any(arg.lstrip("-").split("=")[0] == "undefok" for arg in args):
+            raise ValueError("--undefok: found on the command line, legal: only flags that exist")
+        leftover = values([argv[0], *args])[1:]
+    except flags.Error as error:
+        raise ValueError(_one_line(error)) from None
+    if leftover:
+        hint = "; switches are written --resume or --noresume" if "alse" in leftover[0] else ""
+        raise ValueError(f"leftover word: found {leftover[0]!r}, legal: only --flag=value{hint}")
+    given = {name for name in _FLAGS if values[name].present}
+    return {name: values[name].value for name in _FLAGS}, given
+
+
+def _one_line(error: flags.Error) -> str:
+    text = " ".join(str(error).split())
+    illegal = re.match(r"flag --(\w+)=(.*?): ", text)
+    if illegal:
+        name, value = illegal.groups()
+        return f"--{name}: found {value!r}, legal: {_FLAGS[name].domain.legal}"
+    return text
+
+
+def _nearest(name: str, value: object) -> str:
+    """A hint at the legal name that looks most like `value`."""
+    if not isinstance(value, str) or _FLAGS[name].domain is _PATH:
+        return ""
+    legal = _FLAGS[name].domain.legal.split(", ")
+    near = difflib.get_close_matches(value.strip().lower(), legal, 1, 0.4)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _check_data(values: dict[str, object], given: set[str]) -> None:
+    dataset, model, partition = (values[k] for k in ("dataset", "model", "partition"))
+    if model == "cnn" and dataset != "fashion_mnist":
+        raise ValueError(
+            f"--model: found cnn with --dataset={dataset}, legal: mlp, logistic (cnn needs 28x28 "
+            "images: fashion_mnist)"
+        )
+    if "data_dir" in given and dataset != "fashion_mnist":
+        raise ValueError(f"--data_dir: found with --dataset={dataset}, legal: with fashion_mnist")
+    if partition == "natural" and dataset != "synthetic":
+        raise ValueError(
+            f"--partition: found natural with --dataset={dataset}, legal: iid, dirichlet, "
+            "dirichlet_client (only synthetic comes with clients)"
+        )
+    if not partition.startswith("dirichlet"):
+        if "alpha" in given:
+            raise ValueError(
+                f"--alpha: found with --partition={partition}, legal: with dirichlet, "
+                "dirichlet_client"
+            )
+        values["alpha"] = None
+
+
+def _check_work(values: dict[str, object], given: set[str]) -> None:
+    if values["buffer_size"] > values["num_clients"]:
+        raise ValueError(
+            f"--buffer_size: found {values['buffer_size']}, legal: at most --num_clients, "
+            f"{values['num_clients']}"
+        )
+    if {"local_epochs", "local_steps"} <= given:
+        raise ValueError(
+            f"--local_steps: found {values['local_steps']} beside --local_epochs="
+            f"{values['local_epochs']}, legal: one of the two"
+        )
+    if "local_steps" in given:
+        values["local_epochs"] = None
+    unit = "local_epochs" if values["local_steps"] is None else "local_steps"
+    most = values[unit] * values["randomness"]
+    if not (1 <= most <= _INT32_MAX and most == int(most)):
+        raise ValueError(
+            f"--randomness: found {values['randomness']} with --{unit}={values[unit]}, legal: "
+            f"where their product ({most:g}) is a whole number from 1 to {_INT32_MAX}"
+        )
+
+
+def _check_server(values: dict[str, object], given: set[str]) -> None:
+    server = values["server"]
+    for name in ("b1", "b2", "eps", "initial_accumulator"):
+        if name not in SERVERS[server]:
+            if name in given:
+                users = ", ".join(s for s, names in SERVERS.items() if name in names)
+                raise ValueError(f"--{name}: found with --server={server}, legal: with {users}")
+            values[name] = None
+    if server == "cc_fedavg":
+        if values["server_lr"] not in (None, 1.0):
+            raise ValueError(
+                f"--server_lr: found {values['server_lr']} with --server=cc_fedavg, legal: 1, or "
+                "cc_fedsgd for another step size"
+            )
+        values["server_lr"] = 1.0
+    if values["server_lr"] is None:
+        raise ValueError(
+            f"--server_lr: found none, legal: {_RATE.legal} (only cc_fedavg does without)"
+        )
+    if values["eps"] == 0 and values["initial_accumulator"] == 0:
+        raise ValueError(
+            "--eps: found 0 with --initial_accumulator=0, legal: one of the two above 0 (else a "
+            "coordinate without gradient is 0/0)"
+        )

@@ -1,0 +1,91 @@
+"""Our engine on the workload that other simulators were timed on: same clients, epochs, weights.
+
+    python experiments/peerbench.py --peers=../shared/peerbench --name=ccfl -B 20 -R 20
+
+`--peers` is the folder that holds that workload (`workload.npz`, `init.npz`) and `common.py`, which
+reads it, keeps the clock and parses the rest of the command line. Two rounds warm up, then -R
+rounds are timed, every round blocked on its result; what counts are useful samples, epochs times
+sizes summed. `--devices` is the number of host devices, by default one per core.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ccfl_jax as ccfl
+from ccfl_jax.models import CNN
+
+LAYERS = {"c1": "conv1", "c2": "conv2", "f1": "dense1", "f2": "dense2", "f3": "dense3"}
+
+
+def main() -> None:
+    """Runs the workload and leaves the peers' result files."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--peers", type=Path, default=Path("../shared/peerbench"))
+    parser.add_argument("--devices", type=int, default=os.cpu_count())
+    ours, sys.argv[1:] = parser.parse_known_args()
+    if not (ours.peers / "common.py").is_file():
+        sys.exit(f"--peers: no common.py in {ours.peers}, expected the folder of the workload")
+    sys.path.insert(0, str(ours.peers.resolve()))
+    import common
+
+    arguments, workload = common.args(), common.Workload()
+    clock = common.Clock(arguments)
+    jax.config.update("jax_num_cpu_devices", ours.devices)
+    mesh = jax.make_mesh((ours.devices,), ("clients",))
+
+    task = ccfl.classification_task(CNN(), (28, 28, 1), 10)
+    initial = _to_ours(common.to_jax(common.init()))
+    task = task._replace(init=lambda key: initial)
+    server = ccfl.cc_fedavg()
+    round_fn = ccfl.build_round(
+        task, server, optax.sgd(0.01), arguments.B, normalise="none", mesh=mesh
+    )
+    train, _ = ccfl.load_dataset("fashion_mnist")
+    data = ccfl.FederatedData.from_indices(train, workload.ids)
+    state = ccfl.init_state(task, server, jax.random.key(0))
+    data, state = jax.device_put((data, state), NamedSharding(mesh, P()))
+    schedule = _schedule(workload)
+
+    clock.begin()
+    for t in range(arguments.W + arguments.R):
+        state, _ = ccfl.run_rounds(round_fn, state, schedule.rounds(t, t + 1), data, donate=True)
+        jax.block_until_ready(state)
+        clock.end_round()
+    clock.finish(common.from_jax(_to_theirs(state.params)), f"jax {jax.__version__}")
+
+
+def _schedule(workload) -> ccfl.Schedule:
+    shape = workload.clients.shape
+    return ccfl.Schedule(
+        client=workload.clients,
+        staleness=np.zeros(shape, np.int32),
+        work=workload.epochs,
+        present=np.ones(shape, bool),
+    )
+
+
+def _to_ours(weights: dict) -> dict:
+    return {
+        ours: {"kernel": weights[f"{theirs}.weight"], "bias": weights[f"{theirs}.bias"]}
+        for theirs, ours in LAYERS.items()
+    }
+
+
+def _to_theirs(params: dict) -> dict:
+    return {
+        f"{theirs}.{part}": np.asarray(params[ours][name])
+        for theirs, ours in LAYERS.items()
+        for part, name in (("weight", "kernel"), ("bias", "bias"))
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Trains one federated run: `python -m experiments.train --flagfile=PRESET [--FLAG=VALUE ...]`.
+
+Exit codes: 0 done; 2 a flag, value or file was refused (one line says why); 3 the run diverged.
+JAX and what builds on it is imported inside the functions: `--help` and a wrong flag need not wait.
+"""
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.flags import SERVERS, Config, help_text, parse
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from ccfl_jax import Info, State
+    from experiments.job import Job
+
+_PIECE = 250  # rounds handed over at once; ccfl.run_rounds compiles one program for up to 256
+_BLOWN_UP = 1000.0  # a test loss of so many times that of x_0 (or 1) is called diverged too
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line `argv` and returns the exit code."""
+    if "--help" in argv[1:]:
+        print(help_text())
+        return 0
+    try:
+        config = parse(argv)
+
+        from experiments.job import prepare
+
+        job = prepare(config)
+    except (ValueError, OSError, ImportError) as error:
+        print("train: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 3 if train(job)[-1]["diverged"] else 0
+
+
+def run(config: Config) -> tuple[Path, list[dict[str, Any]]]:
+    """Does the run of `config`, from loading the data to drawing the curves.
+
+    Returns:
+        The run folder, and the rows of its metrics file.
+
+    Raises:
+        ValueError, OSError, ImportError: for settings, files or a folder that cannot be used.
+    """
+    from experiments.job import prepare
+
+    job = prepare(config)
+    return Path(job.config.out_dir), train(job)
+
+
+def train(job: "Job") -> list[dict[str, Any]]:
+    """Trains what is left of `job` and records it; prints a header before and a summary after.
+
+    Evaluates on the whole test set, with a checkpoint, at the start, every `eval_every` rounds and
+    at the end. A row is marked diverged where the model or the test loss is not finite, which ends
+    the run, or where that loss is a thousand times what it was, from which a run may come back.
+
+    Returns:
+        All rows of the metrics file.
+    """
+    from experiments.job import is_over
+    from experiments.plot import draw_curves
+
+    print(_header(job), flush=True)
+    rows = list(job.rows)
+    if not is_over(job):
+        _train_on(job, rows)
+    job.checkpoints.close()
+    curves = Path(job.config.out_dir) / "curves.png"
+    if len(rows) > len(job.rows) or not curves.exists():
+        draw_curves(rows, curves, f"{job.config.dataset}, {job.config.server}")
+    print(_summary(rows))
+    print(f"curves    {curves}")
+    return rows
+
+
+def _train_on(job: "Job", rows: list[dict[str, Any]]) -> None:
+    """Goes from evaluation to evaluation; each row that it adds to `rows` is on disk by then."""
+    import ccfl_jax as ccfl
+    from ccfl_jax import record
+
+    config, begun = job.config, int(job.state.round)
+    started = time.perf_counter()
+    no_rounds = job.schedule.rounds(begun, begun)
+    state, _ = ccfl.run_rounds(job.round_fn, job.state, no_rounds, job.data, donate=True)
+    compile_seconds = time.perf_counter() - started
+    if not rows:
+        test, finite = _evaluate(job, state)
+        row = record.first_row(test, compile_seconds, diverged=not finite)
+        rows.append(_keep(job, state, row))
+        compile_seconds = None
+        if not finite:
+            return
+    with _progress_bar(config, begun) as bar:
+        for stop in _stops(begun, config.rounds, config.eval_every):
+            state, info, seconds = _advance(job, state, stop, bar)
+            test, finite = _evaluate(job, state)
+            diverged = not finite or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"], 1.0)
+            row = record.next_row(rows[-1], info, test, seconds, compile_seconds, diverged)
+            rows.append(_keep(job, state, row))
+            compile_seconds = None
+            bar.set_postfix_str(f"test accuracy {test['accuracy']:.4f}")
+            if not finite:
+                break
+
+
+def _keep(job: "Job", state: "State", row: dict[str, Any]) -> dict[str, Any]:
+    """Puts an evaluation on disk, and returns the row as written."""
+    from ccfl_jax import record
+
+    # The row first: a checkpoint without its row would leave a gap that nothing fills.
+    row = record.append_row(job.config.out_dir, row)
+    record.save_state(job.checkpoints, state)
+    return row
+
+
+def _progress_bar(config: Config, begun: int) -> "tqdm":
+    from tqdm import tqdm
+
+    return tqdm(
+        total=config.rounds,
+        initial=begun,
+        unit=" rounds",
+        disable=None if config.progress else True,  # None: silent where stderr is no terminal
+        bar_format="{l_bar}{bar}| {n}/{total} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]",
+    )
+
+
+def _stops(begun: int, rounds: int, every: int) -> list[int]:
+    """The rounds after `begun` with an evaluation: the multiples of `every`, and the end."""
+    return [*range((begun // every + 1) * every, rounds, every), rounds]
+
+
+def _advance(job: "Job", state: "State", stop: int, bar: "tqdm") -> tuple["State", "Info", float]:
+    """The state after `stop` rounds in all, the infos on the way there, the seconds it took."""
+    import jax
+    import numpy as np
+
+    import ccfl_jax as ccfl
+
+    infos, begun, started = [], int(state.round), time.perf_counter()
+    for first in range(begun, stop, _PIECE):
+        last = min(first + _PIECE, stop)
+        piece = job.schedule.rounds(first, last)
+        state, info = ccfl.run_rounds(job.round_fn, state, piece, job.data, donate=True)
+        infos.append(info)
+        bar.update(last - first)
+    jax.block_until_ready(state)
+    seconds = time.perf_counter() - started
+    return state, jax.tree.map(lambda *parts: np.concatenate(parts), *infos), seconds
+
+
+def _evaluate(job: "Job", state: "State") -> tuple[dict[str, float], bool]:
+    """Loss and accuracy on the test set, and whether that loss and the model are finite."""
+    import ccfl_jax as ccfl
+    from ccfl_jax import record
+
+    test = ccfl.evaluate(job.task, state.params, job.test)
+    return test, math.isfinite(test["loss"]) and record.is_finite(state.params)
+
+
+def _header(job: "Job") -> str:
+    import jax
+    import numpy as np
+
+    config, sizes = job.config, np.asarray(job.data.sizes)
+    leaves = jax.tree.leaves(job.state.params)
+    history = sum(leaf.nbytes for leaf in jax.tree.leaves(job.state.history))
+    unit = "epochs" if config.local_steps is None else "steps"
+    most = int((config.local_epochs or config.local_steps) * config.randomness)
+    alpha = "" if config.alpha is None else f" alpha {config.alpha:g}"
+    method = [
+        f"{name} {getattr(config, name):g}" for name in ("server_lr", *SERVERS[config.server])
+    ]
+    devices = sorted(leaves[0].sharding.device_set, key=lambda device: device.id)
+    return "\n".join(
+        [
+            f"run       {config.out_dir}, seed {config.seed}",
+            f"data      {config.dataset}: {sizes.sum()} to train, {len(job.test['y'])} to test",
+            f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
+            f"{np.median(sizes):g}, max {sizes.max()}",
+            f"local     1 to {most} {unit} of SGD, rate {config.local_lr:g}, batch "
+            f"{config.batch_size}; delta divided by {config.normalise}",
+            f"method    {config.server}: {', '.join(method)}",
+            f"rounds    {config.rounds} of {config.buffer_size} uploads, staleness up to "
+            f"{config.max_delay}; evaluation every {config.eval_every}",
+            f"model     {config.model}: {sum(leaf.size for leaf in leaves)} parameters; history of "
+            f"{config.max_delay + 1} models, {history / 1e6:.2f} MB",
+            f"device    {len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+        ]
+    )
+
+
+def _summary(rows: list[dict[str, Any]]) -> str:
+    last, seconds = rows[-1], rows[-1]["seconds"] or math.nan
+    scored = [row for row in rows if row["test_accuracy"] is not None]
+    best = max(scored, key=lambda row: row["test_accuracy"], default=last)
+    compiling = sum(row["compile_seconds"] or 0.0 for row in rows)
+    lines = [
+        f"result    test accuracy {_number(last['test_accuracy'])} after {last['round']} rounds; "
+        f"best {_number(best['test_accuracy'])} after {best['round']}",
+        f"speed     {last['round'] / seconds:.2f} rounds/s, {last['samples'] / seconds:.0f} useful "
+        f"samples/s in {last['seconds']:.1f} s of training; {compiling:.1f} s of compilation apart",
+    ]
+    if last["diverged"]:
+        loss = _number(last["test_loss"])
+        lines.append(f"DIVERGED  test loss {loss} after {last['round']} rounds")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,278 @@
+"""experiments/flags.py: every legal setting is taken as given, every other one ends in one line."""
+
+import dataclasses
+import inspect
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ccfl_jax as ccfl
+from ccfl_jax.data import NUM_CLASSES
+from experiments import flags
+
+_PRESETS = sorted((Path(flags.__file__).parent / "presets").glob("*.flags"))
+
+
+def _parse(*args):
+    return flags.parse(["train", *args])
+
+
+def _message(*args):
+    with pytest.raises(ValueError) as caught:
+        _parse(*args)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_defaults_are_the_papers():
+    config = _parse("--server_lr=0.1")
+    assert dataclasses.asdict(config) == {
+        "dataset": "fashion_mnist",
+        "data_dir": None,
+        "model": "cnn",
+        "num_clients": 100,
+        "alpha": 0.5,
+        "partition": "dirichlet",
+        "buffer_size": 5,
+        "max_delay": 5,
+        "local_epochs": 3,
+        "local_steps": None,
+        "randomness": 2.0,
+        "local_lr": 0.01,
+        "batch_size": 20,
+        "normalise": "steps",
+        "server": "cc_fedams",
+        "server_lr": 0.1,
+        "b1": 0.9,
+        "b2": 0.99,
+        "eps": 1e-3,
+        "initial_accumulator": 0.0,
+        "rounds": 500,
+        "eval_every": 10,
+        "seed": 0,
+        "out_dir": None,
+        "resume": False,
+        "lanes": None,
+        "devices": None,
+        "schedule_file": None,
+        "progress": True,
+    }
+
+
+def test_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        _parse("--server_lr=0.1").seed = 1
+
+
+def test_the_last_of_a_repeated_flag_wins(tmp_path):
+    file = tmp_path / "a.flags"
+    file.write_text("# a comment\n\n--seed=7\n--server_lr=0.1\n")
+    assert _parse("--server_lr=1", "--server_lr=2").server_lr == 2.0
+    assert _parse(f"--flagfile={file}").seed == 7
+    assert _parse(f"--flagfile={file}", "--seed=8").seed == 8
+    assert _parse("--seed=8", f"--flagfile={file}").seed == 7
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "value"),
+    [
+        (["--noprogress"], "progress", False),
+        (["--resume", "--out_dir=a"], "resume", True),
+        (["--resume=false"], "resume", False),
+        (["--seed=4294967295"], "seed", 2**32 - 1),
+        (["--b1=0"], "b1", 0.0),
+        (["--max_delay=0"], "max_delay", 0),
+        (["--local_lr=0"], "local_lr", 0.0),
+        (["--eps=0", "--initial_accumulator=1e-6"], "eps", 0.0),
+        (["--num_clients=5"], "num_clients", 5),
+        (["--lanes=3"], "lanes", 3),
+        (["--local_steps=10", "--randomness=0.1"], "local_steps", 10),
+        (["--partition=dirichlet_client", "--alpha=0.1"], "alpha", 0.1),
+        (["--data_dir=d"], "data_dir", "d"),
+        (["--dataset=synthetic", "--model=logistic", "--partition=natural"], "alpha", None),
+        (["--partition=iid"], "alpha", None),
+        (["--local_steps=10"], "local_epochs", None),
+        (["--server=cc_fedadagrad"], "b2", None),
+        (["--server=cc_fedsgd"], "eps", None),
+    ],
+)
+def test_legal_values(args, field, value):
+    assert getattr(_parse("--server_lr=0.1", *args), field) == value
+
+
+def test_cc_fedavg_has_server_lr_one():
+    config = _parse("--server=cc_fedavg")
+    assert config.server_lr == 1.0
+    assert (config.b1, config.b2, config.eps, config.initial_accumulator) == (None,) * 4
+    assert _parse("--server=cc_fedavg", "--server_lr=1").server_lr == 1.0
+
+
+_COUNTS = ["num_clients", "buffer_size", "local_epochs", "local_steps", "batch_size", "rounds"]
+_COUNTS += ["eval_every", "lanes", "devices"]
+_RATES = ["local_lr", "server_lr", "eps", "initial_accumulator"]
+_FLOATS = ["alpha", "randomness", "b1", "b2", *_RATES]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found", "legal"),
+    [(name, "0", "0", "from 1 to 2147483647") for name in _COUNTS]
+    + [(name, "-1", "-1", "from 1 to 2147483647") for name in _COUNTS]
+    + [(name, "2147483648", "2147483648", "from 1 to 2147483647") for name in _COUNTS]
+    + [(name, "1.5", "'1.5'", "a whole number") for name in _COUNTS]
+    + [(name, "", "''", "a whole number") for name in _COUNTS]
+    + [(name, "nan", "nan", "a number") for name in _FLOATS]
+    + [(name, "inf", "inf", "a number") for name in _FLOATS]
+    + [(name, "-inf", "-inf", "a number") for name in _FLOATS]
+    + [(name, "-0.1", "-0.1", "a number") for name in _FLOATS]
+    + [(name, "1e39", "1e+39", "a number") for name in _FLOATS]
+    + [(name, "abc", "'abc'", "a number") for name in _FLOATS]
+    + [(name, "1", "1.0", "from 0 to below 1") for name in ("b1", "b2")]
+    + [(name, "0", "0.0", "a number above 0") for name in ("alpha", "randomness")]
+    + [
+        ("max_delay", "-1", "-1", "from 0 to 2147483647"),
+        ("seed", "-1", "-1", "from 0 to 4294967295"),
+        ("seed", "4294967296", "4294967296", "from 0 to 4294967295"),
+        ("seed", "None", "'None'", "from 0 to 4294967295"),
+        ("server", "Adam ", "'Adam '", "cc_fedadam, cc_fedams; did you mean cc_fedadam?"),
+        ("server", "cc_fedams ", "'cc_fedams '", "cc_fedams; did you mean cc_fedams?"),
+        ("server", "yogi", "'yogi'", "cc_fedavg, cc_fedsgd, cc_fedavgm"),
+        ("server", "fedadam2", "'fedadam2'", "did you mean cc_fedadam?"),
+        ("dataset", "cifar", "'cifar'", "digits, fashion_mnist, synthetic"),
+        ("model", "CNN", "'CNN'", "cnn, mlp, logistic; did you mean cnn?"),
+        ("partition", "dirichet", "'dirichet'", "did you mean dirichlet?"),
+        ("normalise", "step", "'step'", "steps, epochs, none; did you mean steps?"),
+        ("resume", "Flase", "'Flase'", "or with `no` before its name"),
+        ("out_dir", "", "''", "a path"),
+        ("schedule_file", " ", "' '", "a path"),
+    ],
+)
+def test_value_outside_its_domain(name, value, found, legal):
+    message = _message("--server_lr=0.1", f"--{name}={value}")
+    assert message.startswith(f"--{name}: found {found}, legal: ")
+    assert legal in message
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--buffer_size=6", "--num_clients=5"], ["--buffer_size", "6", "--num_clients, 5"]),
+        (["--local_epochs=3", "--local_steps=9"], ["--local_steps", "9", "--local_epochs=3"]),
+        (["--randomness=1.5"], ["--randomness", "1.5", "--local_epochs=3", "4.5"]),
+        (["--randomness=0.1"], ["--randomness", "0.1", "--local_epochs=3", "0.3"]),
+        (["--randomness=1e9"], ["--randomness", "3e+09", "2147483647"]),
+        (["--alpha=0.5", "--partition=iid"], ["--alpha", "iid", "dirichlet_client"]),
+        (["--partition=natural"], ["--partition", "natural", "fashion_mnist", "synthetic"]),
+        (["--dataset=digits"], ["--model", "cnn", "digits", "mlp, logistic"]),
+        (["--dataset=synthetic"], ["--model", "cnn", "synthetic", "28x28"]),
+        (["--dataset=digits", "--model=mlp", "--data_dir=a"], ["--data_dir", "digits"]),
+        (["--server=cc_fedadagrad", "--b2=0.9"], ["--b2", "cc_fedadam, cc_fedams"]),
+        (["--server=cc_fedavgm", "--eps=1"], ["--eps", "cc_fedadagrad, cc_fedadam, cc_fedams"]),
+        (["--server=cc_fedsgd", "--b1=0.9"], ["--b1", "cc_fedsgd", "cc_fedavgm, cc_fedadagrad"]),
+        (["--server=cc_fedsgd", "--initial_accumulator=0"], ["--initial_accumulator"]),
+        (["--server=cc_fedavg"], ["--server_lr", "0.1", "cc_fedavg", "legal: 1"]),
+        (["--eps=0"], ["--eps", "0", "--initial_accumulator=0"]),
+        (["--resume"], ["--resume", "--out_dir"]),
+        (["--resume", "False"], ["leftover word", "'False'", "--noresume"]),
+        (["--out_dir=a", "b"], ["leftover word", "'b'"]),
+        (["--seeds=0,", "1"], ["seeds", "Did you mean: seed"]),
+        (["--sever_lr=1"], ["sever_lr", "server_lr"]),
+        (["--undefok=x", "--x=1"], ["undefok"]),
+        (["--noprogress=1"], ["--noprogress", "does not take an argument"]),
+        (["--rounds"], ["--rounds", "Missing value"]),
+        (["--flagfile=no/such.flags"], ["no/such.flags"]),
+    ],
+)
+def test_flags_that_do_not_go_together(args, parts):
+    message = _message("--server_lr=0.1", *args)
+    assert all(part in message for part in parts), message
+
+
+def test_server_lr_is_required():
+    assert "--server_lr: found none" in _message("--server=cc_fedsgd")
+
+
+@pytest.mark.parametrize("line", ["--sever_lr=1", "--undefok=a", "--b2=1", "resume", "--alpha 1"])
+def test_a_flag_file_is_read_as_strictly(tmp_path, line):
+    file = tmp_path / "a.flags"
+    file.write_text(f"--server_lr=0.1\n{line}\n")
+    assert line.strip("-").split("=")[0] in _message(f"--flagfile={file}")
+
+
+@given(st.floats(min_value=0, max_value=3.4e38), st.integers(0, 2**32 - 1))
+@settings(derandomize=True, max_examples=50, deadline=None)
+def test_numbers_come_through_unchanged(server_lr, seed):
+    config = _parse(f"--server_lr={server_lr!r}", f"--seed={seed}")
+    assert (config.server_lr, config.seed) == (server_lr, seed)
+
+
+@given(st.integers(1, 20), st.floats(0.01, 10))
+@settings(derandomize=True, max_examples=50, deadline=None)
+def test_local_work_is_taken_exactly_where_the_schedule_takes_it(local_epochs, randomness):
+    args = ["--server_lr=1", f"--local_epochs={local_epochs}", f"--randomness={randomness!r}"]
+    work = dict(local_work=local_epochs, randomness=randomness)
+    try:
+        ccfl.random_schedule(0, 1, 5, **work)
+    except ValueError:
+        assert "--randomness" in _message(*args)
+    else:
+        assert math.isclose(_parse(*args).randomness, randomness)
+
+
+def test_servers_have_the_hyperparameters_of_the_library():
+    for server, names in flags.SERVERS.items():
+        parameters = list(inspect.signature(getattr(ccfl, server)).parameters)
+        assert parameters == ([] if server == "cc_fedavg" else ["learning_rate", *names])
+
+
+def test_datasets_are_those_of_the_library():
+    assert set(flags.DATASETS) == set(NUM_CLASSES)
+
+
+def test_help_names_every_field():
+    text = flags.help_text()
+    for field in dataclasses.fields(flags.Config):
+        assert f"--{field.name}" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+@pytest.mark.parametrize("preset", _PRESETS, ids=lambda path: path.stem)
+def test_presets_parse(preset):
+    assert len(_PRESETS) == 3
+    assert _parse(f"--flagfile={preset}").server == "cc_fedams"
+    # Another method needs no more than its own name and rate.
+    assert _parse(f"--flagfile={preset}", "--server=cc_fedsgd", "--server_lr=1").b2 is None
+
+
+_LIGHT = """
+import sys
+from experiments.train import main
+code = main(sys.argv)
+heavy = {"jax", "tensorflow_datasets", "matplotlib", "sklearn", "orbax"} & set(sys.modules)
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("arg", "code"), [("--help", 0), ("--b2=1", 2), ("--resume False", 2)])
+def test_help_and_complaints_load_nothing(tmp_path, arg, code):
+    done = subprocess.run(
+        [sys.executable, "-c", _LIGHT, *arg.split()],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(flags.__file__).parents[1])},
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if code == 0:
+        assert done.stdout.strip() == flags.help_text()
+    else:
+        assert done.stdout == ""
+        assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
