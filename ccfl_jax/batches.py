@@ -77,8 +77,11 @@ def permute(key: jax.Array, position: jax.Array, size: jax.Array) -> jax.Array:
         heads = _mix(jnp.maximum(x, mirror) ^ coins[shuffle_round]) >> 31 == 1
         return jnp.where(heads, mirror, x)
 
-    # Unrolled: one fused kernel on every backend, where a loop would launch one per round.
-    x = jax.lax.fori_loop(0, _SHUFFLE_ROUNDS, swap_or_not, position.astype(jnp.uint32), unroll=True)
+    # Unrolled it is one kernel on an accelerator, where a loop would launch one per round; on a CPU
+    # the loop is the faster of the two, and compiles sooner.
+    unroll = jax.default_backend() != "cpu"
+    x = position.astype(jnp.uint32)
+    x = jax.lax.fori_loop(0, _SHUFFLE_ROUNDS, swap_or_not, x, unroll=unroll)
     return x.astype(jnp.int32)
 
 

@@ -1,6 +1,7 @@
 """What every test runs under."""
 
 import os
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -12,6 +13,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; all others use the first
 settings.register_profile("ccfl", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("ccfl")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once():
+    """Tests that build the same program compile it once a session."""
+    with tempfile.TemporaryDirectory() as folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        yield
+        jax.config.update("jax_compilation_cache_dir", None)
 
 
 @pytest.fixture

@@ -10,7 +10,10 @@ import pytest
 from problems import drawn_batches, federated, slope_task, softmax_gradient, softmax_task
 
 import ccfl_jax as ccfl
+from ccfl_jax import batches
 from ccfl_jax.local import Client, build_local
+
+epoch_batch = jax.jit(batches.epoch_batch, static_argnums=3)
 
 
 def client_of(data, i):
@@ -106,7 +109,7 @@ def visited_rows(data, key, work_amount, batch_size):
         loss,
         lambda params, batch, mask: {},
     )
-    local = build_local(task, optax.sgd(1.0), batch_size, normalise="none")
+    local = jax.jit(build_local(task, optax.sgd(1.0), batch_size, normalise="none"))
     upload, info = local(task.init(None), client_of(data, 0), jnp.int32(work_amount), key)
     log = -np.asarray(upload["log"])[: int(info.steps)]
     return [int(r) for r in log.ravel() if r >= 0]
@@ -132,10 +135,8 @@ def test_padding_never_shows():
     key = jax.random.key(0)
     batch_key, _ = jax.random.split(key)
     model = {name: np.asarray(a, np.float64) for name, a in start.items()}
-    from ccfl_jax import batches
-
     for k in range(6):
-        positions, mask = batches.epoch_batch(batch_key, jnp.int32(k), jnp.int32(9), 8)
+        positions, mask = epoch_batch(batch_key, jnp.int32(k), jnp.int32(9), 8)
         rows = lists[0][np.asarray(positions)[np.asarray(mask)]]
         assert len(rows) == (8 if k % 2 == 0 else 1)
         gradient = softmax_gradient(model, arrays["x"][rows].astype(np.float64), arrays["y"][rows])
@@ -152,13 +153,11 @@ def test_equal_work_equals_the_unmasked_loop(optimiser):
     (upload, _), start = work(task, data, 1, 2, optimiser, batch_size=8, normalise="none")
     params, state = start, optimiser.init(start)
     batch_key, _ = jax.random.split(jax.random.key(0))
-    from ccfl_jax import batches
-
     for k in range(4):
-        positions, _ = batches.epoch_batch(batch_key, jnp.int32(k), jnp.int32(16), 8)
+        positions, _ = epoch_batch(batch_key, jnp.int32(k), jnp.int32(16), 8)
         rows = lists[1][np.asarray(positions)]
         batch = {name: a[rows] for name, a in arrays.items()}
-        gradient = jax.grad(task.loss)(params, batch, jnp.ones(8, bool), None)
+        gradient = jax.jit(jax.grad(task.loss))(params, batch, jnp.ones(8, bool), None)
         updates, state = optimiser.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
     for name in start:
