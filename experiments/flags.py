@@ -68,6 +68,7 @@ class Config:
     devices: int | None
     schedule_file: str | None
     progress: bool
+    compilation_cache: str
 
 
 class _Domain(NamedTuple):
@@ -147,6 +148,9 @@ _GROUPS = {
         "out_dir": _Flag(_PATH, None, "run folder; unset: runs/DATASET-SERVER-001, -002, ..."),
         "resume": _Flag(_SWITCH, False, "go on from the newest checkpoint in --out_dir"),
         "progress": _Flag(_SWITCH, True, "show a progress bar where stderr is a terminal"),
+        "compilation_cache": _Flag(
+            _PATH, "~/.cache/ccfl_jax", "folder of compiled programs, for the next start; or off"
+        ),
     },
 }
 _FLAGS = {name: flag for group in _GROUPS.values() for name, flag in group.items()}
@@ -216,7 +220,7 @@ def _read(argv: list[str]) -> tuple[dict[str, object], set[str]]:
 
 
 def _one_line(error: flags.Error) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).removeprefix("ERROR:: ")
     illegal = re.match(r"flag --(\w+)=(.*?): ", text)
     if illegal:
         name, value = illegal.groups()

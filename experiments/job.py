@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import os
+import platform
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +26,16 @@ from ccfl_jax.simulate import check_schedule
 from experiments.flags import SERVERS, Config
 
 # What may change between the first part of a run and the next: none of it alters a round.
-_FREE_AT_RESUME = ("rounds", "eval_every", "lanes", "devices", "progress", "resume", "out_dir")
+_FREE_AT_RESUME = (
+    "rounds",
+    "eval_every",
+    "lanes",
+    "devices",
+    "progress",
+    "resume",
+    "out_dir",
+    "compilation_cache",
+)
 
 
 class Job(NamedTuple):
@@ -63,6 +74,7 @@ def prepare(config: Config) -> Job:
         record.check_config(config.out_dir, dataclasses.asdict(config), _FREE_AT_RESUME)
     elif config.out_dir is not None:
         record.check_unused(config.out_dir)
+    _keep_compiled(config.compilation_cache)
     mesh = _mesh(config.devices)
     schedule = _schedule(config)
     train, test = ccfl.load_dataset(config.dataset, config.data_dir)
@@ -96,6 +108,26 @@ def is_over(job: Job) -> bool:
         return False
     finite = job.rows[-1]["test_loss"] is not None and record.is_finite(job.state.params)
     return job.rows[-1]["round"] >= job.config.rounds or not finite
+
+
+def _keep_compiled(folder: str) -> None:
+    """Has JAX keep compiled programs in `folder`, for the next process that builds the same."""
+    if folder != "off":
+        # A program made for another processor may not run on this one.
+        folder = Path(folder).expanduser() / f"{platform.machine()}-{_processor()}"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _processor() -> str:
+    """Ten digits that change with the processor's instructions, where Linux tells them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(features.encode()).hexdigest()[:10]
 
 
 def _mesh(devices: int | None) -> Mesh:

@@ -62,6 +62,7 @@ def test_defaults_are_the_papers():
         "devices": None,
         "schedule_file": None,
         "progress": True,
+        "compilation_cache": "~/.cache/ccfl_jax",
     }
 
 

@@ -26,6 +26,7 @@ _BASE = [
     "--local_epochs=1",
     "--server_lr=0.1",
     "--devices=1",
+    "--compilation_cache=off",
     "--noprogress",
 ]
 _CLOCKS = ("seconds", "compile_seconds")
@@ -369,10 +370,21 @@ def test_evaluations_are_due(begun, rounds, every, stops):
     assert train._stops(begun, rounds, every) == stops
 
 
+@pytest.mark.parametrize("value", ["off", "here"])
+def test_compiled_programs_are_kept_unless_off(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    updates = {}
+    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    job._keep_compiled(value)
+    folder = updates.get("jax_compilation_cache_dir")
+    assert (folder is None) == (value == "off")
+    assert folder is None or Path(folder).parent == Path("here")
+
+
 def test_the_command_says_that_a_huge_rate_blew_up(tmp_path):
     root = Path(flags.__file__).parents[1]
     preset = root / "experiments" / "presets" / "digits.flags"
-    args = [f"--flagfile={preset}", "--rounds=2", "--server_lr=1e6"]
+    args = [f"--flagfile={preset}", "--rounds=2", "--server_lr=1e6", "--compilation_cache=off"]
     done = subprocess.run(
         [sys.executable, "-m", "experiments.train", *args],
         capture_output=True,
