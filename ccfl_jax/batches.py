@@ -68,7 +68,10 @@ def permute(key: jax.Array, position: jax.Array, size: jax.Array) -> jax.Array:
         int32 `[B]`, distinct for distinct positions.
     """
     size = size.astype(jnp.uint32)
-    centres, coins = jax.random.bits(key, (2, _SHUFFLE_ROUNDS), jnp.uint32)
+    # Two words from the key, spread over the rounds by a hash: 128 of them take ten times as long.
+    seeds = jax.random.bits(key, (2, 1), jnp.uint32)
+    steps = jnp.arange(_SHUFFLE_ROUNDS, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
+    centres, coins = _mix(seeds + steps[None])
     centres %= size
 
     def swap_or_not(shuffle_round: jax.Array, x: jax.Array) -> jax.Array:
@@ -77,11 +80,9 @@ def permute(key: jax.Array, position: jax.Array, size: jax.Array) -> jax.Array:
         heads = _mix(jnp.maximum(x, mirror) ^ coins[shuffle_round]) >> 31 == 1
         return jnp.where(heads, mirror, x)
 
-    # Unrolled it is one kernel on an accelerator, where a loop would launch one per round; on a CPU
-    # the loop is the faster of the two, and compiles sooner.
-    unroll = jax.default_backend() != "cpu"
+    # Partly unrolled: a loop of single rounds is many launches, none at all compiles for longer.
     x = position.astype(jnp.uint32)
-    x = jax.lax.fori_loop(0, _SHUFFLE_ROUNDS, swap_or_not, x, unroll=unroll)
+    x = jax.lax.fori_loop(0, _SHUFFLE_ROUNDS, swap_or_not, x, unroll=16)
     return x.astype(jnp.int32)
 
 
