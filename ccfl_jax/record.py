@@ -2,7 +2,8 @@
 
 A run folder holds `config.json` (every resolved value and where it ran), `metrics.jsonl` (one
 strict JSON object a line, rising in `round`), `schedule.npz`, `checkpoints/` (Orbax, the newest
-two) and, once somebody drew them, `curves.png`. Nothing here runs inside a compiled program.
+two) and, once somebody drew them, `curves.png`. Nothing here runs inside a compiled program. Of
+several processes the first one writes the rows; a checkpoint is saved by all together.
 """
 
 import importlib.metadata
@@ -94,8 +95,9 @@ def check_config(
 def append_row(folder: str | os.PathLike, row: Mapping[str, Any]) -> dict[str, Any]:
     """Adds a line to `metrics.jsonl`; returns the row as written, None for what is not finite."""
     plain = {name: _plain(value) for name, value in row.items()}
-    with open(Path(folder) / METRICS, "a") as file:
-        file.write(json.dumps(plain, allow_nan=False) + "\n")
+    if jax.process_index() == 0:
+        with open(Path(folder) / METRICS, "a") as file:
+            file.write(json.dumps(plain, allow_nan=False) + "\n")
     return plain
 
 
@@ -128,7 +130,7 @@ def drop_rows_after(folder: str | os.PathLike, last_round: int) -> list[dict[str
             "newest checkpoint"
         )
     text = "".join(json.dumps(row) + "\n" for row in kept)
-    if text != path.read_text():
+    if jax.process_index() == 0 and text != path.read_text():
         _replace(path, text)
     return kept
 

@@ -14,21 +14,13 @@ from typing import NamedTuple
 
 from absl import flags
 
-# Server method -> the flags that are its hyperparameters, besides --server_lr.
-SERVERS = {
-    "cc_fedavg": (),
-    "cc_fedsgd": (),
-    "cc_fedavgm": ("b1",),
-    "cc_fedadagrad": ("b1", "eps", "initial_accumulator"),
-    "cc_fedadam": ("b1", "b2", "eps", "initial_accumulator"),
-    "cc_fedams": ("b1", "b2", "eps", "initial_accumulator"),
-}
+from experiments.rules import INT32_MAX, SERVERS, check_together
+
 DATASETS = ("digits", "fashion_mnist", "synthetic")
 MODELS = ("cnn", "mlp", "logistic")
 PARTITIONS = ("iid", "dirichlet", "dirichlet_client", "natural")
 NORMALISATIONS = ("steps", "epochs", "none")
 _FLOAT32_MAX = 3.4e38
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -69,6 +61,9 @@ class Config:
     schedule_file: str | None
     progress: bool
     compilation_cache: str
+    coordinator: str | None
+    num_processes: int | None
+    process_id: int | None
 
 
 class _Domain(NamedTuple):
@@ -87,7 +82,7 @@ def _one_of(names: tuple[str, ...]) -> _Domain:
     return _Domain(flags.DEFINE_string, ", ".join(names), lambda v: v in names)
 
 
-def _whole(least: int, most: int = _INT32_MAX) -> _Domain:
+def _whole(least: int, most: int = INT32_MAX) -> _Domain:
     legal = f"a whole number from {least} to {most}"
     return _Domain(flags.DEFINE_integer, legal, lambda v: least <= v <= most)
 
@@ -152,6 +147,13 @@ _GROUPS = {
             _PATH, "~/.cache/ccfl_jax", "folder of compiled programs, for the next start; or off"
         ),
     },
+    "Several processes": {
+        "coordinator": _Flag(
+            _PATH, None, "HOST:PORT of process 0, the same for all; or auto, where JAX can tell"
+        ),
+        "num_processes": _Flag(_whole(1), None, "how many; each is given the same other flags"),
+        "process_id": _Flag(_whole(0), None, "which one this is, from 0"),
+    },
 }
 _FLAGS = {name: flag for group in _GROUPS.values() for name, flag in group.items()}
 
@@ -171,13 +173,7 @@ def parse(argv: list[str]) -> Config:
             raise ValueError(
                 f"--{name}: found {value!r}, legal: {domain.legal}{_nearest(name, value)}"
             )
-    _check_data(values, given)
-    _check_work(values, given)
-    _check_server(values, given)
-    if values["resume"] and values["out_dir"] is None:
-        raise ValueError(
-            "--resume: found no --out_dir, legal: with the --out_dir of the run to go on"
-        )
+    check_together(values, given)
     return Config(**{field.name: values[field.name] for field in fields(Config)})
 
 
@@ -235,74 +231,3 @@ def _nearest(name: str, value: object) -> str:
     legal = _FLAGS[name].domain.legal.split(", ")
     near = difflib.get_close_matches(value.strip().lower(), legal, 1, 0.4)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def _check_data(values: dict[str, object], given: set[str]) -> None:
-    dataset, model, partition = (values[k] for k in ("dataset", "model", "partition"))
-    if model == "cnn" and dataset != "fashion_mnist":
-        raise ValueError(
-            f"--model: found cnn with --dataset={dataset}, legal: mlp, logistic (cnn needs 28x28 "
-            "images: fashion_mnist)"
-        )
-    if "data_dir" in given and dataset != "fashion_mnist":
-        raise ValueError(f"--data_dir: found with --dataset={dataset}, legal: with fashion_mnist")
-    if partition == "natural" and dataset != "synthetic":
-        raise ValueError(
-            f"--partition: found natural with --dataset={dataset}, legal: iid, dirichlet, "
-            "dirichlet_client (only synthetic comes with clients)"
-        )
-    if not partition.startswith("dirichlet"):
-        if "alpha" in given:
-            raise ValueError(
-                f"--alpha: found with --partition={partition}, legal: with dirichlet, "
-                "dirichlet_client"
-            )
-        values["alpha"] = None
-
-
-def _check_work(values: dict[str, object], given: set[str]) -> None:
-    if values["buffer_size"] > values["num_clients"]:
-        raise ValueError(
-            f"--buffer_size: found {values['buffer_size']}, legal: at most --num_clients, "
-            f"{values['num_clients']}"
-        )
-    if {"local_epochs", "local_steps"} <= given:
-        raise ValueError(
-            f"--local_steps: found {values['local_steps']} beside --local_epochs="
-            f"{values['local_epochs']}, legal: one of the two"
-        )
-    if "local_steps" in given:
-        values["local_epochs"] = None
-    unit = "local_epochs" if values["local_steps"] is None else "local_steps"
-    most = values[unit] * values["randomness"]
-    if not (1 <= most <= _INT32_MAX and most == int(most)):
-        raise ValueError(
-            f"--randomness: found {values['randomness']} with --{unit}={values[unit]}, legal: "
-            f"where their product ({most:g}) is a whole number from 1 to {_INT32_MAX}"
-        )
-
-
-def _check_server(values: dict[str, object], given: set[str]) -> None:
-    server = values["server"]
-    for name in ("b1", "b2", "eps", "initial_accumulator"):
-        if name not in SERVERS[server]:
-            if name in given:
-                users = ", ".join(s for s, names in SERVERS.items() if name in names)
-                raise ValueError(f"--{name}: found with --server={server}, legal: with {users}")
-            values[name] = None
-    if server == "cc_fedavg":
-        if values["server_lr"] not in (None, 1.0):
-            raise ValueError(
-                f"--server_lr: found {values['server_lr']} with --server=cc_fedavg, legal: 1, or "
-                "cc_fedsgd for another step size"
-            )
-        values["server_lr"] = 1.0
-    if values["server_lr"] is None:
-        raise ValueError(
-            f"--server_lr: found none, legal: {_RATE.legal} (only cc_fedavg does without)"
-        )
-    if values["eps"] == 0 and values["initial_accumulator"] == 0:
-        raise ValueError(
-            "--eps: found 0 with --initial_accumulator=0, legal: one of the two above 0 (else a "
-            "coordinate without gradient is 0/0)"
-        )

@@ -1,20 +1,14 @@
 """From a `Config` to what a run needs: data, clients, schedule, round function, run folder."""
 
-import contextlib
 import dataclasses
-import hashlib
 import itertools
-import os
-import platform
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import CheckpointManager
 
 import ccfl_jax as ccfl
@@ -23,6 +17,7 @@ from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.models import CNN, MLP, Logistic
 from ccfl_jax.rounds import RoundFn
 from ccfl_jax.simulate import check_schedule
+from experiments import devices
 from experiments.flags import SERVERS, Config
 
 # What may change between the first part of a run and the next: none of it alters a round.
@@ -35,6 +30,9 @@ _FREE_AT_RESUME = (
     "resume",
     "out_dir",
     "compilation_cache",
+    "coordinator",
+    "num_processes",
+    "process_id",
 )
 
 
@@ -70,12 +68,11 @@ def prepare(config: Config) -> Job:
     Raises:
         ValueError, OSError, ImportError: for settings, files or a folder that cannot be used.
     """
+    mesh = devices.start(config)
     if config.resume:
         record.check_config(config.out_dir, dataclasses.asdict(config), _FREE_AT_RESUME)
-    elif config.out_dir is not None:
+    elif config.out_dir is not None and jax.process_index() == 0:
         record.check_unused(config.out_dir)
-    _keep_compiled(config.compilation_cache)
-    mesh = _mesh(config.devices)
     schedule = _schedule(config)
     train, test = ccfl.load_dataset(config.dataset, config.data_dir)
     clients = _clients(config, train)
@@ -96,8 +93,8 @@ def prepare(config: Config) -> Job:
     key = jax.random.key(config.seed)
     state = ccfl.init_state(task, server, key, history_length=config.max_delay + 1)
     data = ccfl.FederatedData.from_indices({name: train[name] for name in ("x", "y")}, clients)
-    data, state = jax.device_put((data, state), NamedSharding(mesh, PartitionSpec()))
-    test = {name: jnp.asarray(test[name]) for name in ("x", "y")}
+    test = {name: test[name] for name in ("x", "y")}
+    data, state, test = devices.put((data, state, test), mesh)
     job = Job(config, schedule, task, round_fn, data, test, state, [], None)
     return _resume(job) if config.resume else _start(job)
 
@@ -108,41 +105,6 @@ def is_over(job: Job) -> bool:
         return False
     finite = job.rows[-1]["test_loss"] is not None and record.is_finite(job.state.params)
     return job.rows[-1]["round"] >= job.config.rounds or not finite
-
-
-def _keep_compiled(folder: str) -> None:
-    """Has JAX keep compiled programs in `folder`, for the next process that builds the same."""
-    if folder != "off":
-        # A program made for another processor may not run on this one.
-        folder = Path(folder).expanduser() / f"{platform.machine()}-{_processor()}"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def _processor() -> str:
-    """Ten digits that change with the processor's instructions, where Linux tells them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return hashlib.sha256(features.encode()).hexdigest()[:10]
-
-
-def _mesh(devices: int | None) -> Mesh:
-    """The devices that the clients of a round are spread over."""
-    with contextlib.suppress(RuntimeError):  # too late once JAX has started, as in a test
-        wanted = max(devices or os.cpu_count(), jax.config.jax_num_cpu_devices)
-        jax.config.update("jax_num_cpu_devices", wanted)
-    found = jax.devices()
-    if devices is not None and devices > len(found):
-        raise ValueError(
-            f"--devices: found {devices}, legal: 1 to {len(found)}, "
-            f"the {found[0].platform} devices here"
-        )
-    chosen = found[: devices or len(found)]
-    return jax.make_mesh((len(chosen),), ("clients",), devices=chosen)
 
 
 def _schedule(config: Config) -> ccfl.Schedule:
@@ -210,9 +172,10 @@ def _start(job: Job) -> Job:
     """Makes the folder of a new run."""
     folder = _numbered_folder(job.config) if job.config.out_dir is None else job.config.out_dir
     config = dataclasses.replace(job.config, out_dir=str(folder))
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    record.write_config(folder, dataclasses.asdict(config))
-    job.schedule.save(Path(folder) / record.SCHEDULE)
+    if jax.process_index() == 0:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        record.write_config(folder, dataclasses.asdict(config))
+        job.schedule.save(Path(folder) / record.SCHEDULE)
     return job._replace(config=config, checkpoints=record.open_checkpoints(folder))
 
 
@@ -244,7 +207,7 @@ def _resume(job: Job) -> Job:
         )
     rows = record.drop_rows_after(folder, done)
     job = job._replace(state=state, rows=rows, checkpoints=checkpoints)
-    if not is_over(job):
+    if not is_over(job) and jax.process_index() == 0:
         record.write_config(folder, dataclasses.asdict(config))
         job.schedule.save(folder / record.SCHEDULE)
     return job

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         from experiments.job import prepare
 
         job = prepare(config)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
         print("train: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     return 3 if train(job)[-1]["diverged"] else 0
@@ -64,15 +64,21 @@ def train(job: "Job") -> list[dict[str, Any]]:
     Returns:
         All rows of the metrics file.
     """
+    import jax
+
     from experiments.job import is_over
     from experiments.plot import draw_curves
 
-    print(_header(job), flush=True)
+    first = jax.process_index() == 0  # of several processes one speaks and draws
+    if first:
+        print(_header(job), flush=True)
     rows = list(job.rows)
     if not is_over(job):
         _train_on(job, rows)
     job.checkpoints.close()
     curves = Path(job.config.out_dir) / "curves.png"
+    if not first:
+        return rows
     if len(rows) > len(job.rows) or not curves.exists():
         draw_curves(rows, curves, f"{job.config.dataset}, {job.config.server}")
     print(_summary(rows))
@@ -127,7 +133,8 @@ def _progress_bar(config: Config, begun: int) -> "tqdm":
         total=config.rounds,
         initial=begun,
         unit=" rounds",
-        disable=None if config.progress else True,  # None: silent where stderr is no terminal
+        # None: silent where stderr is no terminal
+        disable=None if config.progress and not config.process_id else True,
         bar_format="{l_bar}{bar}| {n}/{total} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]",
     )
 

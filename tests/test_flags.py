@@ -63,6 +63,9 @@ def test_defaults_are_the_papers():
         "schedule_file": None,
         "progress": True,
         "compilation_cache": "~/.cache/ccfl_jax",
+        "coordinator": None,
+        "num_processes": None,
+        "process_id": None,
     }
 
 
@@ -277,3 +280,29 @@ def test_help_and_complaints_load_nothing(tmp_path, arg, code):
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--coordinator=here"], "--coordinator: found 'here' with --num_processes=None"),
+        (["--coordinator=here:1", "--num_processes=2"], "legal: auto, or HOST:PORT with both"),
+        (
+            ["--coordinator=here:1", "--num_processes=2", "--process_id=2"],
+            "--process_id: found 2, legal: 0 to 1, --num_processes",
+        ),
+        (["--num_processes=2"], "found 2, None with --coordinator=None"),
+        (["--coordinator=auto", "--process_id=0"], "found None, 0 with --coordinator=auto"),
+        (["--coordinator=auto"], "--coordinator: found no --out_dir"),
+    ],
+)
+def test_processes_that_cannot_meet(args, message):
+    with pytest.raises(ValueError) as error:
+        _parse("--server_lr=0.1", *args)
+    assert message in str(error.value)
+
+
+def test_processes_that_can_meet():
+    meeting = ["--coordinator=here:99", "--num_processes=2", "--process_id=1", "--out_dir=x"]
+    config = _parse("--server_lr=0.1", *meeting)
+    assert (config.coordinator, config.num_processes, config.process_id) == ("here:99", 2, 1)

@@ -212,3 +212,23 @@ def test_evaluate_refuses(arrays, batch_size, message):
     with pytest.raises(ValueError) as error:
         ccfl.evaluate(softmax_task(), {}, arrays, batch_size)
     assert message in str(error.value)
+
+
+def test_memory_does_not_grow_with_the_number_of_slots():
+    """Uploads add up: 64 slots of a 4 MB model take no more room than 2 (64 uploads are 256 MB)."""
+    model_bytes = 4_000_000
+    task = ccfl.Task(
+        init=lambda key: {"x": jnp.zeros(model_bytes // 4)},
+        loss=lambda params, batch, mask, key: (params["x"] ** 2).sum(),
+        metrics=lambda params, batch, mask: {},
+    )
+    server = ccfl.cc_fedams(0.1)
+    data, _, _ = federated([1] * 64)
+    round_fn = ccfl.build_round(task, server, batch_size=1, lanes=1)
+    state = jax.eval_shape(lambda: ccfl.init_state(task, server, jax.random.key(0)))
+    room = []
+    for slots in (2, 64):
+        row = ccfl.Schedule(*(np.zeros(slots, np.int32) for _ in range(3)), np.ones(slots, bool))
+        compiled = jax.jit(round_fn).lower(state, row, data).compile()
+        room.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert room[1] < room[0] + model_bytes

@@ -15,7 +15,7 @@ import pytest
 
 import ccfl_jax as ccfl
 from ccfl_jax import record
-from experiments import flags, job, train
+from experiments import devices, flags, job, train
 
 _BASE = [
     "--dataset=digits",
@@ -375,7 +375,7 @@ def test_compiled_programs_are_kept_unless_off(tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
     updates = {}
     monkeypatch.setattr(jax.config, "update", updates.__setitem__)
-    job._keep_compiled(value)
+    devices._keep_compiled(value)
     folder = updates.get("jax_compilation_cache_dir")
     assert (folder is None) == (value == "off")
     assert folder is None or Path(folder).parent == Path("here")

@@ -1,0 +1,91 @@
+"""Where a run computes: processes, devices, and the programs compiled for them."""
+
+import contextlib
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.flags import Config
+
+# A process that nobody hears of for so long is dead, and the others end with an error.
+_HEARTBEAT_SECONDS = 20
+
+
+def start(config: Config) -> Mesh:
+    """Joins the other processes, if there are any, and returns the devices to spread clients over.
+
+    Raises:
+        ValueError: if more devices are asked for than there are.
+        RuntimeError: if the other processes do not come within a minute.
+    """
+    _keep_compiled(config.compilation_cache)
+    # Fails once JAX has started, as in a test: what it has started with then holds.
+    with contextlib.suppress(RuntimeError):
+        wanted = max(config.devices or os.cpu_count(), jax.config.jax_num_cpu_devices)
+        jax.config.update("jax_num_cpu_devices", wanted)
+    if config.coordinator is not None:
+        jax.distributed.initialize(
+            None if config.coordinator == "auto" else config.coordinator,
+            config.num_processes,
+            config.process_id,
+            initialization_timeout=60,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=60,
+        )
+    found = jax.devices()
+    if config.devices is not None and config.devices > jax.local_device_count():
+        raise ValueError(
+            f"--devices: found {config.devices}, legal: 1 to {jax.local_device_count()}, "
+            f"the {found[0].platform} devices here"
+        )
+    by_process = [d for d in found if _place(d) < (config.devices or len(found))]
+    return jax.make_mesh((len(by_process),), ("clients",), devices=by_process)
+
+
+def put(tree: Any, mesh: Mesh) -> Any:
+    """The tree on all devices of `mesh`, each of which holds the whole of it."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    if jax.process_count() == 1:
+        return jax.device_put(tree, everywhere)
+
+    def shared(leaf: Any) -> jax.Array:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                shared(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf)
+            )
+        own = np.asarray(leaf)  # the same in every process, by the seed
+        return jax.make_array_from_callback(own.shape, everywhere, lambda index: own[index])
+
+    return jax.tree.map(shared, tree)
+
+
+def _place(device: jax.Device) -> int:
+    """The number of a device among those of its own process."""
+    own = [d.id for d in jax.devices() if d.process_index == device.process_index]
+    return sorted(own).index(device.id)
+
+
+def _keep_compiled(folder: str) -> None:
+    """Has JAX keep compiled programs in `folder`, for the next process that builds the same."""
+    if folder != "off":
+        # A program made for another processor may not run on this one.
+        folder = Path(folder).expanduser() / f"{platform.machine()}-{_processor()}"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _processor() -> str:
+    """Ten digits that change with the processor's instructions, where Linux tells them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(features.encode()).hexdigest()[:10]

@@ -1,0 +1,128 @@
+"""What flags say together: combinations that a run has no use for are refused, never ignored."""
+
+import re
+
+# Server method -> the flags that are its hyperparameters, besides --server_lr.
+SERVERS = {
+    "cc_fedavg": (),
+    "cc_fedsgd": (),
+    "cc_fedavgm": ("b1",),
+    "cc_fedadagrad": ("b1", "eps", "initial_accumulator"),
+    "cc_fedadam": ("b1", "b2", "eps", "initial_accumulator"),
+    "cc_fedams": ("b1", "b2", "eps", "initial_accumulator"),
+}
+INT32_MAX = 2**31 - 1
+
+
+def check_together(values: dict[str, object], given: set[str]) -> None:
+    """Checks flags against each other, and sets to None what the run has no use for.
+
+    Args:
+        values: every flag's value, each legal by itself.
+        given: the names of the flags that were on the command line.
+
+    Raises:
+        ValueError: one line that names the flag, what was found and what is legal.
+    """
+    _check_data(values, given)
+    _check_work(values, given)
+    _check_server(values, given)
+    _check_processes(values)
+    if values["resume"] and values["out_dir"] is None:
+        raise ValueError(
+            "--resume: found no --out_dir, legal: with the --out_dir of the run to go on"
+        )
+
+
+def _check_data(values: dict[str, object], given: set[str]) -> None:
+    dataset, model, partition = (values[k] for k in ("dataset", "model", "partition"))
+    if model == "cnn" and dataset != "fashion_mnist":
+        raise ValueError(
+            f"--model: found cnn with --dataset={dataset}, legal: mlp, logistic (cnn needs 28x28 "
+            "images: fashion_mnist)"
+        )
+    if "data_dir" in given and dataset != "fashion_mnist":
+        raise ValueError(f"--data_dir: found with --dataset={dataset}, legal: with fashion_mnist")
+    if partition == "natural" and dataset != "synthetic":
+        raise ValueError(
+            f"--partition: found natural with --dataset={dataset}, legal: iid, dirichlet, "
+            "dirichlet_client (only synthetic comes with clients)"
+        )
+    if not partition.startswith("dirichlet"):
+        if "alpha" in given:
+            raise ValueError(
+                f"--alpha: found with --partition={partition}, legal: with dirichlet, "
+                "dirichlet_client"
+            )
+        values["alpha"] = None
+
+
+def _check_work(values: dict[str, object], given: set[str]) -> None:
+    if values["buffer_size"] > values["num_clients"]:
+        raise ValueError(
+            f"--buffer_size: found {values['buffer_size']}, legal: at most --num_clients, "
+            f"{values['num_clients']}"
+        )
+    if {"local_epochs", "local_steps"} <= given:
+        raise ValueError(
+            f"--local_steps: found {values['local_steps']} beside --local_epochs="
+            f"{values['local_epochs']}, legal: one of the two"
+        )
+    if "local_steps" in given:
+        values["local_epochs"] = None
+    unit = "local_epochs" if values["local_steps"] is None else "local_steps"
+    most = values[unit] * values["randomness"]
+    if not (1 <= most <= INT32_MAX and most == int(most)):
+        raise ValueError(
+            f"--randomness: found {values['randomness']} with --{unit}={values[unit]}, legal: "
+            f"where their product ({most:g}) is a whole number from 1 to {INT32_MAX}"
+        )
+
+
+def _check_processes(values: dict[str, object]) -> None:
+    coordinator, count, which = (
+        values[name] for name in ("coordinator", "num_processes", "process_id")
+    )
+    if coordinator in (None, "auto"):
+        if count is not None or which is not None:
+            raise ValueError(
+                f"--num_processes, --process_id: found {count}, {which} with --coordinator="
+                f"{coordinator}, legal: with --coordinator=HOST:PORT"
+            )
+    elif not re.fullmatch(r"\S+:\d+", coordinator) or count is None or which is None:
+        raise ValueError(
+            f"--coordinator: found {coordinator!r} with --num_processes={count} and --process_id="
+            f"{which}, legal: auto, or HOST:PORT with both"
+        )
+    elif which >= count:
+        raise ValueError(f"--process_id: found {which}, legal: 0 to {count - 1}, --num_processes")
+    if coordinator is not None and values["out_dir"] is None:
+        raise ValueError(
+            "--coordinator: found no --out_dir, legal: with one that all processes see"
+        )
+
+
+def _check_server(values: dict[str, object], given: set[str]) -> None:
+    server = values["server"]
+    for name in ("b1", "b2", "eps", "initial_accumulator"):
+        if name not in SERVERS[server]:
+            if name in given:
+                users = ", ".join(s for s, names in SERVERS.items() if name in names)
+                raise ValueError(f"--{name}: found with --server={server}, legal: with {users}")
+            values[name] = None
+    if server == "cc_fedavg":
+        if values["server_lr"] not in (None, 1.0):
+            raise ValueError(
+                f"--server_lr: found {values['server_lr']} with --server=cc_fedavg, legal: 1, or "
+                "cc_fedsgd for another step size"
+            )
+        values["server_lr"] = 1.0
+    if values["server_lr"] is None:
+        raise ValueError(
+            "--server_lr: found none, legal: a number from 0 (only cc_fedavg does without)"
+        )
+    if values["eps"] == 0 and values["initial_accumulator"] == 0:
+        raise ValueError(
+            "--eps: found 0 with --initial_accumulator=0, legal: one of the two above 0 (else a "
+            "coordinate without gradient is 0/0)"
+        )
