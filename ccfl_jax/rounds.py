@@ -209,44 +209,54 @@ def _add_up(
     """
     if lanes is None:
         lanes = 1 if jax.default_backend() == "cpu" else len(steps)
-    lanes = min(lanes, len(steps))
-    groups, costs = layout.groups(steps, lanes)
-
-    def run_groups(plan: jax.Array, number: Any, groups: jax.Array, *world: Any) -> tuple:
-        visits, state, data = world
-
-        def run_group(k: jax.Array, carry: tuple) -> tuple:
-            total, reports = carry
-            group = groups[plan[k]]
-            # A slot that is none reads zeros: client 0 without work.
-            slots = jax.tree.map(lambda a: a.at[group].get(mode="fill", fill_value=0), visits)
-            uploads, *report = _together(partial(visit, state, data), slots, lanes)
-            write = lambda a, b: a.at[group].set(b, mode="drop")  # noqa: E731
-            return combine.add(total, uploads, report[1]), jax.tree.map(
-                write, reports, tuple(report)
-            )
-
-        one = jax.tree.map(lambda a: a[0], visits)
-        _, *reports = jax.eval_shape(partial(visit, state, data), one)
-        blank = jax.tree.map(lambda a: jnp.zeros((len(steps), *a.shape), a.dtype), tuple(reports))
-        return jax.lax.fori_loop(0, number, run_group, (combine.start(state.params), blank))
-
+    groups, costs = layout.groups(steps, min(lanes, len(steps)))
     world = (groups, visits, state, data)
+    run_groups = partial(_run_groups, visit, combine)
     if mesh is None or mesh.size == 1:
         total, reports = run_groups(jnp.arange(len(groups)), len(groups), *world)
         return total, *reports
     axis = mesh.axis_names[0]
+    plan, numbers = layout.longest_first(costs, mesh.shape[axis])
 
     def on_device(plan: jax.Array, numbers: jax.Array, *world: Any) -> tuple:
         device = jax.lax.axis_index(axis)
         # Every slot is reported by one device, the others report zeros.
         return jax.lax.psum(run_groups(plan[device], numbers[device], *world), axis)
 
-    plan, numbers = layout.longest_first(costs, mesh.shape[axis])
     total, (report, counted) = jax.shard_map(
         on_device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
     )(plan, numbers, *world)
     return total, report, counted > 0
+
+
+def _run_groups(
+    visit: Callable,
+    combine: Aggregate,
+    plan: jax.Array,
+    number: int | jax.Array,
+    groups: jax.Array,
+    visits: _Slot,
+    state: State,
+    data: FederatedData,
+) -> tuple[Any, tuple[LocalInfo, jax.Array]]:
+    """One device's part: the first `number` groups of its `plan`, one after another."""
+    count, lanes = len(visits.client), groups.shape[1]
+    visit_one = partial(visit, state, data)
+
+    def run_group(k: jax.Array, carry: tuple) -> tuple:
+        total, reports = carry
+        group = groups[plan[k]]
+        # A slot that is none reads zeros: client 0 without work.
+        slots = jax.tree.map(lambda a: a.at[group].get(mode="fill", fill_value=0), visits)
+        uploads, report, counted = _together(visit_one, slots, lanes)
+        reports = jax.tree.map(
+            lambda a, b: a.at[group].set(b, mode="drop"), reports, (report, counted)
+        )
+        return combine.add(total, uploads, counted), reports
+
+    shapes = jax.eval_shape(visit_one, jax.tree.map(lambda a: a[0], visits))[1:]
+    reports = jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), shapes)
+    return jax.lax.fori_loop(0, number, run_group, (combine.start(state.params), reports))
 
 
 def _together(visit: Callable, slots: _Slot, lanes: int) -> tuple:
