@@ -24,6 +24,7 @@ from ccfl_jax.server import scale_by_cc_ams
 from ccfl_jax.simulate import evaluate
 from ccfl_jax.simulate import run_rounds
 from ccfl_jax.tasks import classification_task
+from ccfl_jax.tasks import tags_task
 from ccfl_jax.types import Aggregate
 from ccfl_jax.types import Task
 
@@ -54,4 +55,5 @@ __all__ = [
     "scale_by_cc_adagrad",
     "scale_by_cc_adam",
     "scale_by_cc_ams",
+    "tags_task",
 ]

@@ -4,5 +4,7 @@ from ccfl_jax.models.cnn import CNN
 from ccfl_jax.models.conv import Conv, ConvReluPool
 from ccfl_jax.models.logistic import Logistic
 from ccfl_jax.models.mlp import MLP
+from ccfl_jax.models.resnet import ResNet20
+from ccfl_jax.models.tags import TagLogistic
 
-__all__ = ["CNN", "MLP", "Conv", "ConvReluPool", "Logistic"]
+__all__ = ["CNN", "MLP", "Conv", "ConvReluPool", "Logistic", "ResNet20", "TagLogistic"]

@@ -1,0 +1,284 @@
+"""Times the engine: `python -m experiments.bench [--workload=NAME|all] [--against=torch] ...`.
+
+For every workload, in a table and with `--json=FILE` as a list of objects:
+
+* `samples_per_s`, `client_updates_per_s`, `rounds_per_s`: medians over pieces of several rounds,
+  after compilation, blocked on the result. Samples are useful ones, those that Algorithm 3 asks
+  for; masked work does not count. `pieces` and `rounds` say how much was timed.
+* `compile_s`: until a piece of no rounds has returned (tracing, compiling, or reading a cache);
+  `first_round_s`: from the data in host memory to the first round done, compiling included.
+* `host_mb`, `device_mb`: peak resident memory of the process so far, so with several workloads in
+  one process the largest yet; peak memory of the first device, null where the backend has no
+  statistics.
+* `useful_steps`: the share of lanes' steps that were not masked.
+* `gflops`: samples times the operations a sample needs, counted by hand (`Workload.flops`);
+  `product_gflops`: a 2048 x 2048 float32 matrix product after each workload, default precision.
+* `against`: the same rounds in other loops, in turn with ours: their samples per second and how
+  many times ours is that.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ccfl_jax as ccfl
+from experiments.workloads import CASES, Workload
+
+_PIECES = 5  # so many pieces make up the asked time
+_PRODUCT = 2048
+
+Advance = Callable[[ccfl.Schedule], ccfl.Info]
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line `argv`; 0, or 2 where it was refused."""
+    arguments = _parser().parse_args(argv[1:])
+    try:
+        mesh = _mesh(arguments.devices)
+        others = _others(arguments.against)
+    except (ValueError, ImportError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    results = []
+    for name in CASES if arguments.workload == "all" else [arguments.workload]:
+        for build, settings in _cases(name, arguments.batch_size):
+            workload = build(**settings)
+            results.append(
+                measure(workload, arguments.seconds, mesh, arguments.lanes, others(workload))
+            )
+            print(_report(results[-1]), flush=True)
+            if arguments.json is not None:  # after each: a run that is cut short leaves its results
+                arguments.json.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+    return 0
+
+
+def measure(
+    workload: Workload,
+    seconds: float,
+    mesh: Mesh | None = None,
+    lanes: int | None = None,
+    others: dict[str, Callable[[ccfl.Schedule], int]] | None = None,
+) -> dict[str, Any]:
+    """Times one workload; what the entries mean stands at the head of this module.
+
+    Args:
+        workload: what to run.
+        seconds: how long to time it, apart from compiling and from `others`.
+        mesh: devices that the clients are spread over, one by default.
+        lanes: clients that advance together on a device; by default the workload's on a CPU, all
+            on an accelerator.
+        others: name -> a loop that trains a piece of schedule and returns its useful samples; each
+            does one round in turn with every piece of ours.
+    """
+    if lanes is None and jax.default_backend() == "cpu":
+        lanes = workload.lanes_on_cpu
+    slots, devices = workload.schedule.client.shape[1], 1 if mesh is None else mesh.size
+    lanes = min(lanes or slots, slots)
+    started = time.perf_counter()
+    advance = _prepare(workload, mesh, lanes)
+    compile_s = _timed(advance, workload.schedule.rounds(0, 0))[1]
+    advance(_rounds(workload.schedule, 0, 1))
+    first_round_s = time.perf_counter() - started
+    pieces, theirs = _time_pieces(workload.schedule, advance, seconds, others or {})
+
+    steps = np.concatenate([info.steps for info, _ in pieces])
+    samples_per_s = median(info.samples.sum() / s for info, s in pieces)
+    against = {
+        name: {"samples_per_s": median(rates), "times": samples_per_s / median(rates)}
+        for name, rates in theirs.items()
+    }
+    memory = jax.devices()[0].memory_stats() or {}
+    peak = memory.get("peak_bytes_in_use")
+    return {
+        "workload": workload.name,
+        "device": _device_name(),
+        "devices": devices,
+        "lanes": lanes,
+        "samples_per_s": float(samples_per_s),
+        "client_updates_per_s": float(median(info.present.sum() / s for info, s in pieces)),
+        "rounds_per_s": float(median(len(info.steps) / s for info, s in pieces)),
+        "pieces": len(pieces),
+        "rounds": len(steps),
+        "compile_s": compile_s,
+        "first_round_s": first_round_s,
+        "host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "device_mb": None if peak is None else peak / 2**20,
+        "useful_steps": useful_steps(steps, lanes),
+        "gflops": float(samples_per_s * workload.flops / 1e9),
+        "product_gflops": product_gflops(),
+        "against": against,
+    }
+
+
+def useful_steps(steps: np.ndarray, lanes: int) -> float:
+    """The share of useful steps, `[rounds, slots]`, among those that groups of `lanes` take.
+
+    As in `ccfl_jax.layout.groups`: the slots of a round in order of work, each group as long as its
+    longest.
+    """
+    ordered = -np.sort(-steps, axis=1)
+    return float(steps.sum() / (ordered[:, ::lanes].sum() * lanes))
+
+
+def product_gflops(size: int = _PRODUCT) -> float:
+    """10^9 operations a second of a float32 matrix product `size` x `size`, median of five."""
+    a = jnp.asarray(np.random.default_rng([0]).normal(size=(size, size)), jnp.float32)
+    product = jax.jit(jnp.matmul)
+    jax.block_until_ready(product(a, a))
+    seconds = median(_timed(product, a, a)[1] for _ in range(5))
+    return 2 * size**3 / seconds / 1e9
+
+
+def _prepare(workload: Workload, mesh: Mesh | None, lanes: int) -> Advance:
+    """A function that runs rounds, each call from where the last one ended."""
+    server = ccfl.cc_fedavg()
+    round_fn = ccfl.build_round(
+        workload.task,
+        server,
+        optax.sgd(workload.local_lr),
+        workload.batch_size,
+        workload.work_unit,
+        normalise="none",
+        lanes=lanes,
+        mesh=mesh,
+    )
+    length = int(workload.schedule.staleness.max()) + 1
+    state = ccfl.init_state(workload.task, server, jax.random.key(0), length)
+    place = jax.devices()[0] if mesh is None else NamedSharding(mesh, PartitionSpec())
+    data, state = jax.device_put((workload.data, state), place)
+
+    def advance(piece: ccfl.Schedule) -> ccfl.Info:
+        nonlocal state
+        state, info = ccfl.run_rounds(round_fn, state, piece, data, donate=True)
+        jax.block_until_ready(state)
+        return info
+
+    return advance
+
+
+def _time_pieces(
+    schedule: ccfl.Schedule, advance: Advance, seconds: float, others: dict[str, Callable]
+) -> tuple[list[tuple[ccfl.Info, float]], dict[str, list[float]]]:
+    """Our pieces with the seconds of each, and the samples per second of every other loop."""
+    _, once = _timed(advance, _rounds(schedule, 1, 1))
+    rounds = int(np.clip(seconds / _PIECES / once, 1, 256))
+    for loop in others.values():
+        loop(_rounds(schedule, 0, 1))
+    pieces, theirs, done = [], {name: [] for name in others}, 2
+    while len(pieces) < _PIECES or sum(s for _, s in pieces) < seconds:
+        pieces.append(_timed(advance, _rounds(schedule, done, rounds)))
+        for name, loop in others.items():
+            samples, taken = _timed(loop, _rounds(schedule, done, 1))
+            theirs[name].append(samples / taken)
+        done += rounds
+    return pieces, theirs
+
+
+def _rounds(schedule: ccfl.Schedule, first: int, count: int) -> ccfl.Schedule:
+    """Rounds `first` to `first + count`, of a schedule that goes round and round."""
+    rows = np.arange(first, first + count) % len(schedule.client)
+    return ccfl.Schedule(*(a[rows] for a in schedule[:4]))
+
+
+def _timed(function: Callable, *arguments: Any) -> tuple[Any, float]:
+    started = time.perf_counter()
+    result = jax.block_until_ready(function(*arguments))
+    return result, time.perf_counter() - started
+
+
+def _cases(name: str, batch_size: int | None) -> list[tuple[Callable, dict]]:
+    if batch_size is None:
+        return list(CASES[name])
+    cases = []
+    for build, settings in CASES[name]:
+        case = (build, settings | {"batch_size": batch_size})
+        if case not in cases:
+            cases.append(case)
+    return cases
+
+
+def _others(against: str | None) -> Callable[[Workload], dict]:
+    if against is None:
+        return lambda workload: {}
+    try:
+        from experiments.bench_torch import loops
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError("--against: found torch, which is not installed here") from None
+    return loops
+
+
+def _mesh(devices: int | None) -> Mesh:
+    with contextlib.suppress(RuntimeError):  # too late once JAX has started, as in a test
+        jax.config.update("jax_num_cpu_devices", devices or os.cpu_count())
+    found = jax.devices()
+    if devices is not None and devices > len(found):
+        raise ValueError(f"--devices: found {devices}, legal: 1 to {len(found)}")
+    chosen = found[: devices or len(found)]
+    return jax.make_mesh((len(chosen),), ("clients",), devices=chosen)
+
+
+def _device_name() -> str:
+    device, cpuinfo = jax.devices()[0], Path("/proc/cpuinfo")
+    if device.platform != "cpu" or not cpuinfo.is_file():
+        return device.device_kind
+    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+    return f"{os.cpu_count()} x {names[0].split(':')[1].strip()}" if names else device.device_kind
+
+
+def _report(result: dict[str, Any]) -> str:
+    line = (
+        "{workload}: {samples_per_s:.0f} samples/s, {client_updates_per_s:.1f} client updates/s, "
+        "{rounds_per_s:.2f} rounds/s ({rounds} rounds in {pieces} pieces)\n"
+        "  compiled in {compile_s:.1f} s, first round after {first_round_s:.1f} s; useful steps "
+        "{useful_steps:.2f} with {lanes} lanes on {devices} devices; host {host_mb:.0f} MB\n"
+        "  {gflops:.1f} of {product_gflops:.0f} GFLOP/s, {device}"
+    ).format(**result)
+    if result["device_mb"] is not None:
+        line += f"; device {result['device_mb']:.0f} MB"
+    for name, other in result["against"].items():
+        line += f"\n  {other['times']:.2f} times {name}, {other['samples_per_s']:.0f} samples/s"
+    return line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench", allow_abbrev=False, description="Times ccfl_jax")
+    add = parser.add_argument
+    add("--workload", choices=["all", *CASES], default="all", help="default: all")
+    add("--seconds", type=_positive(float), default=10.0, help="to time each for, default 10")
+    add("--devices", type=_positive(int), help="default: all; on a CPU one per core")
+    add("--lanes", type=_positive(int), help="clients that advance together on a device")
+    add("--batch_size", type=_positive(int), help="instead of each workload's own")
+    add("--against", choices=["torch"], help="the same work as plain loops, in turn with ours")
+    add("--json", type=Path, help="file for the results")
+    return parser
+
+
+def _positive(kind: type) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise ValueError(text)
+        return value
+
+    parse.__name__ = f"positive {kind.__name__}"  # argparse puts this name into its message
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,186 @@
+"""experiments.bench: every workload small, what is counted, the command line."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from ccfl_jax.models import Logistic
+from experiments import bench, workloads
+
+MAIN = Path(__file__).parents[1]
+KEYS = {
+    *("workload", "device", "devices", "lanes", "samples_per_s", "client_updates_per_s"),
+    *("rounds_per_s", "pieces", "rounds", "compile_s", "first_round_s", "host_mb", "device_mb"),
+    *("useful_steps", "gflops", "product_gflops", "against"),
+}
+
+
+def noise(count=60):
+    return workloads._images(np.random.default_rng([0]), count, (28, 28, 1))
+
+
+SMALL = {
+    "fmnist_cnn": partial(
+        workloads.fmnist_cnn, batch_size=5, num_clients=5, rounds=4, train=noise()
+    ),
+    "stackoverflow_lr": partial(
+        workloads.stackoverflow_lr, batch_size=4, num_clients=3, samples=4, rounds=4
+    ),
+    "cifar_resnet20": partial(
+        workloads.cifar_resnet20, batch_size=2, num_clients=2, samples=2, rounds=4
+    ),
+    "logistic_many": partial(
+        workloads.logistic_many, num_clients=500, buffer_size=70, rounds=4, rows=50
+    ),
+    "async": partial(
+        workloads.asynchronous, 4, batch_size=2, buffer_size=2, num_clients=8, rounds=8
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def a_small_product(monkeypatch):
+    monkeypatch.setattr(bench, "_PRODUCT", 64)
+    monkeypatch.setattr(workloads, "TABLE_SIZE", (50, 12))
+    monkeypatch.setattr(bench, "_PIECES", 2)
+
+
+@pytest.mark.parametrize("name", workloads.CASES)
+def test_every_workload_runs(name, monkeypatch):
+    monkeypatch.setattr(
+        workloads, "ResNet20", lambda: Logistic(10)
+    )  # what counts here compiles in a moment
+    monkeypatch.setattr(workloads, "CNN", lambda: Logistic(10))
+    workload = SMALL[name]()
+    result = bench.measure(workload, 0.01)
+    assert result.keys() == KEYS
+    rates = ("samples_per_s", "client_updates_per_s", "rounds_per_s", "gflops", "product_gflops")
+    assert all(np.isfinite(result[rate]) and result[rate] > 0 for rate in rates)
+    # Pieces differ in their work, so the medians need not be of one piece; slots are all filled.
+    slots = workload.schedule.client.shape[1]
+    assert result["client_updates_per_s"] == pytest.approx(slots * result["rounds_per_s"], rel=1e-6)
+    assert result["first_round_s"] > result["compile_s"] > 0
+    assert 0 < result["useful_steps"] <= 1
+    assert result["pieces"] >= 2 and result["rounds"] >= 2
+
+
+def test_pieces_go_on_from_each_other(monkeypatch):
+    """Samples counted are those of the schedule's rows, in order and round and round."""
+    monkeypatch.setattr(workloads, "CNN", lambda: Logistic(10))
+    workload = SMALL["fmnist_cnn"]()
+    advance = bench._prepare(workload, None, 1)
+    sizes = np.asarray(workload.data.sizes)
+    for first, count in ((0, 1), (1, 2), (3, 3)):  # the last one passes the end
+        rows = [k % 4 for k in range(first, first + count)]
+        info = advance(bench._rounds(workload.schedule, first, count))
+        expected = [
+            (workload.schedule.work[k] * sizes[workload.schedule.client[k]]).sum() for k in rows
+        ]
+        np.testing.assert_array_equal(info.samples.sum(1), expected)
+
+
+def test_other_loops_take_turns_and_are_compared():
+    seen = []
+
+    def loop(piece):
+        seen.append(len(piece.client))
+        return 1000
+
+    result = bench.measure(SMALL["logistic_many"](), 0.01, others={"loop": loop})
+    assert set(seen) == {1} and len(seen) == result["pieces"] + 1  # one round to warm up
+    other = result["against"]["loop"]
+    assert other["times"] == pytest.approx(result["samples_per_s"] / other["samples_per_s"])
+
+
+def test_useful_steps_by_hand():
+    steps = np.array([[3, 1, 4, 1, 5]])
+    assert bench.useful_steps(steps, 1) == 1
+    assert bench.useful_steps(steps, 2) == 14 / (2 * 5 + 2 * 3 + 2 * 1)  # 5 4 | 3 1 | 1 -
+    assert bench.useful_steps(steps, 5) == 14 / (5 * 5)
+
+
+def test_operations_of_the_networks():
+    cnn = 2 * (2 * 86_400 + 3 * (153_600 + 41_640))
+    assert cnn == workloads.CNN_FLOPS
+    resnet = SMALL["cifar_resnet20"]()
+    forward = 40_551_040  # multiplications of the 20-layer network in one 32 x 32 image
+    first = 32 * 32 * 16 * 27
+    assert resnet.flops == 2 * (3 * forward - first)
+
+
+def test_clients_of_the_index_structure_are_whole():
+    data = SMALL["logistic_many"]().data
+    assert len(data) == 500 and data.offsets[0] == 0 and data.offsets[-1] == len(data.indices)
+    assert np.diff(data.offsets).min() >= 1 and np.diff(data.offsets).max() <= 40
+    assert data.indices.min() >= 0 and data.indices.max() < 50
+
+
+def test_staleness_matches_the_concurrency():
+    for concurrency, delay in ((10, 1), (100, 10), (1000, 100)):
+        schedule = workloads.asynchronous(concurrency, num_clients=1000).schedule
+        assert schedule.staleness.max() == delay
+        assert (schedule.work == 5).all()
+        assert (schedule.staleness <= np.arange(len(schedule.client))[:, None]).all()
+
+
+def test_a_batch_size_replaces_that_of_every_case():
+    assert [s["batch_size"] for _, s in bench._cases("fmnist_cnn", None)] == [20, 50]
+    assert [s["batch_size"] for _, s in bench._cases("fmnist_cnn", 7)] == [7]
+    assert len(bench._cases("async", 7)) == 3
+
+
+def test_command_line_writes_what_it_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(workloads.CASES, "logistic_many", ((SMALL["logistic_many"], {}),))
+    path = tmp_path / "bench.json"
+    argv = ["bench", "--workload=logistic_many", "--seconds=0.01", f"--json={path}", "--lanes=3"]
+    assert bench.main([*argv, "--devices=2"]) == 0
+    (result,) = json.loads(path.read_text())
+    assert result.keys() == KEYS and result["lanes"] == 3 and result["devices"] == 2
+    assert "logistic_many B=10: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flag", ["--workload=mnist", "--seconds=0", "--lanes=1.5", "--against=jax", "--devices=-1"]
+)
+def test_wrong_flags_are_refused(flag, capsys):
+    with pytest.raises(SystemExit) as stop:
+        bench.main(["bench", flag])
+    assert stop.value.code == 2
+    assert flag.split("=")[0] in capsys.readouterr().err
+
+
+def test_more_devices_than_there_are_are_refused(capsys):
+    assert bench.main(["bench", f"--devices={jax.device_count() + 1}"]) == 2
+    assert f"legal: 1 to {jax.device_count()}" in capsys.readouterr().err
+
+
+def test_without_torch_the_comparison_is_refused(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "experiments.bench_torch", raising=False)
+    assert bench.main(["bench", "--against=torch"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "--against: found torch" in error
+
+
+def test_the_library_does_not_import_the_experiments():
+    code = "import sys, ccfl_jax; sys.exit(any(m.startswith('experiments') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=MAIN).returncode == 0
+
+
+@pytest.mark.parametrize("name", workloads.CASES)
+def test_torch_loops_count_the_same_samples(name, monkeypatch):
+    pytest.importorskip("torch")
+    from experiments import bench_torch
+
+    monkeypatch.setattr(bench_torch, "TABLE_SIZE", workloads.TABLE_SIZE)
+    workload = SMALL[name]()
+    piece = workload.schedule.rounds(0, 2)
+    ours = bench._prepare(workload, None, 1)(piece).samples.sum()
+    for loop in bench_torch.loops(workload).values():
+        assert loop(piece) == ours
