@@ -113,9 +113,8 @@ class Schedule(NamedTuple):
         Args:
             num_clients: n; every client id must be below it.
             steps: `[rounds, slots]`, the local steps of each slot (`info.steps` of a run). Needed
-            for
-                the theorem's constants where `work` counts epochs; without it they are in units of
-                work.
+                for the theorem's constants where `work` counts epochs; without it they are in units
+                of work.
 
         Returns:
             `participation` int64 `[num_clients]`, slots filled by each client; `staleness` int64

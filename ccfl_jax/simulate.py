@@ -40,8 +40,7 @@ def run_rounds(
 
     Raises:
         ValueError: if the schedule is malformed, names a client there is none of, or asks for a
-        model
-            that does not exist (yet) or is no longer kept.
+            model that does not exist (yet) or is no longer kept.
     """
     check_schedule(schedule, len(data), int(state.round), ring.length(state.history))
     rounds = len(schedule.client)
@@ -66,8 +65,7 @@ def check_schedule(
 
     Raises:
         ValueError: if the schedule is malformed, names a client outside 0..num_clients-1, needs
-        more
-            models than the history holds, or, in some round t, one from before x_0.
+            more models than the history holds, or, in some round t, one from before x_0.
     """
     schedule.check()
     check_clients(schedule, num_clients)

@@ -40,8 +40,7 @@ def classification_task(
 
     Raises:
         ValueError: if the model keeps statistics beside its parameters (BatchNorm), or its output
-        is
-            not `[B, num_classes]`.
+            is not `[B, num_classes]`.
     """
     init, apply = _functions(model, input_shape, jnp.float32, num_classes)
 
@@ -53,10 +52,6 @@ def classification_task(
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(legal, y, 0))
         return jnp.where(mask, jnp.where(legal, losses, jnp.nan), 0.0), logits, y
 
-    def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
-        losses, _, _ = rows(params, batch, mask, key)
-        return losses.sum() / jnp.maximum(mask.sum(), 1)
-
     def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
         losses, logits, y = rows(params, batch, mask, None)
         hits = jnp.where(jnp.isnan(logits).any(axis=-1), jnp.nan, logits.argmax(axis=-1) == y)
@@ -66,7 +61,7 @@ def classification_task(
             "accuracy": (jnp.where(mask, hits, 0.0).sum(), count),
         }
 
-    return Task(init, loss, metrics)
+    return Task(init, _mean_loss(rows), metrics)
 
 
 def tags_task(
@@ -117,10 +112,6 @@ def tags_task(
         legal = ((y >= -1) & (y < num_tags)).all(axis=1)
         return jnp.where(mask, jnp.where(legal, losses, jnp.nan), 0.0), logits, tagged
 
-    def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
-        losses, _, _ = rows(params, batch, mask, key)
-        return losses.sum() / jnp.maximum(mask.sum(), 1)
-
     def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
         losses, logits, tagged = rows(params, batch, mask, None)
         _, best = jax.lax.top_k(logits, min(5, num_tags))  # of equals the lower index first
@@ -131,7 +122,16 @@ def tags_task(
             "recall_at_5": (jnp.where(mask, hits, 0.0).sum(), (tagged & mask[:, None]).sum()),
         }
 
-    return Task(init, loss, metrics)
+    return Task(init, _mean_loss(rows), metrics)
+
+
+def _mean_loss(rows: Callable) -> Callable:
+    """The `loss` of a `Task`, from `rows(params, batch, mask, key)` with losses per row first."""
+
+    def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
+        return rows(params, batch, mask, key)[0].sum() / jnp.maximum(mask.sum(), 1)
+
+    return loss
 
 
 def _functions(

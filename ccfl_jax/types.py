@@ -35,8 +35,7 @@ class Aggregate(NamedTuple):
         `counted` is
             bool `[lanes]`: what is not counted may hold anything.
         finish: `finish(total, participants, memory) -> (pseudo_gradient, memory)`; `participants`
-        is
-            the int32 number of uploads counted.
+            is the int32 number of uploads counted.
     """
 
     init: Callable[[Params], Any]

@@ -97,6 +97,17 @@ def make_schedule(client, staleness=0, work=1, present=True):
     return Schedule(client, full(staleness, np.int32), full(work, np.int32), full(present, bool))
 
 
+def counting(round_fn):
+    """`round_fn`, and a list that grows by one whenever it is traced."""
+    traces = []
+
+    def counted(*arguments):
+        traces.append(1)
+        return round_fn(*arguments)
+
+    return counted, traces
+
+
 def drawn_batches(state_key, t, client, visit, size, batch_size, work, unit="epochs"):
     """The row positions of one visit, batch by batch, as the engine promises to draw them."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state_key, t), client), visit)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import federated, softmax_task
+from problems import counting, federated, softmax_task
 
 import ccfl_jax as ccfl
 
@@ -46,12 +46,7 @@ def test_learns_keeps_its_structure_and_compiles_once(name, separable):
     data, arrays = separable
     task, server = softmax_task(), SERVERS[name]()
     round_fn = ccfl.build_round(task, server, optax.sgd(0.3), batch_size=8, normalise="none")
-    traces = []
-
-    def counted(*arguments):
-        traces.append(1)
-        return round_fn(*arguments)
-
+    counted, traces = counting(round_fn)
     state = ccfl.init_state(task, server, jax.random.key(0), history_length=3)
     before = ccfl.evaluate(task, state.params, arrays)
     shapes = jax.tree.map(lambda a: (a.shape, a.dtype), state)

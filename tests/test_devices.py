@@ -6,7 +6,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from problems import federated, softmax_task
+from problems import counting, federated, softmax_task
 
 import ccfl_jax as ccfl
 
@@ -28,12 +28,7 @@ def run(slots, devices=None, lanes=None, server=None, pieces=((0, 8),)):
     schedule = ccfl.random_schedule(2, 8, len(SIZES), slots, max_delay=3)
     present = np.random.default_rng(0).random(schedule.present.shape) < 0.8
     schedule = schedule._replace(present=present)
-    traces = []
-
-    def counted(*arguments):
-        traces.append(1)
-        return round_fn(*arguments)
-
+    counted, traces = counting(round_fn)
     infos, counts = [], []
     for start, stop in pieces:
         state, info = ccfl.run_rounds(counted, state, schedule.rounds(start, stop), data)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import federated, make_schedule, quadratic_task, softmax_task
+from problems import counting, federated, make_schedule, quadratic_task, softmax_task
 
 import ccfl_jax as ccfl
 
@@ -50,12 +50,7 @@ def test_long_runs_go_past_the_padding():
 def test_no_recompilation_after_the_first_piece():
     """Cohorts, client sizes, work, staleness and the pieces' lengths all vary."""
     data, round_fn, state = setting()
-    traces = []
-
-    def counted(*arguments):
-        traces.append(1)
-        return round_fn(*arguments)
-
+    counted, traces = counting(round_fn)
     schedule = ccfl.random_schedule(0, 60, 4, 3, max_delay=3)
     harder = ccfl.random_schedule(1, 80, 4, 3, max_delay=3, local_work=9).rounds(60, 80)
     with jax.log_compiles(False):
@@ -69,12 +64,7 @@ def test_no_recompilation_after_the_first_piece():
 
 def test_a_piece_of_no_rounds_compiles_and_changes_nothing():
     data, round_fn, state = setting()
-    traces = []
-
-    def counted(*arguments):
-        traces.append(1)
-        return round_fn(*arguments)
-
+    counted, traces = counting(round_fn)
     schedule = ccfl.random_schedule(0, 5, 4, 3, max_delay=3)
     after, info = ccfl.run_rounds(counted, state, schedule.rounds(0, 0), data)
     for a, b in zip(leaves(state), leaves(after), strict=True):
