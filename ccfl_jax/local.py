@@ -1,7 +1,7 @@
 """CC-Local: the work of one client in one round (Algorithm 3)."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ LocalFn = Callable[[Params, Client, jax.Array, jax.Array], tuple[Params, LocalIn
 
 def build_local(
     task: Task,
-    optimiser: optax.GradientTransformation,
+    optimiser: optax.GradientTransformation | float,
     batch_size: int,
     work_unit: WorkUnit = "epochs",
     normalise: Normalise = "steps",
@@ -74,7 +74,8 @@ def build_local(
 
     Args:
         task: what is learnt.
-        optimiser: the local optax optimiser.
+        optimiser: the local optax optimiser, or a number: the rate of plain SGD, which takes the
+            task's own way to step (`Task.descend`) where it has one.
         batch_size: B.
         work_unit: what `work` counts.
         normalise: by what the upload is divided.
@@ -84,6 +85,7 @@ def build_local(
         the upload has the model's shapes, in float32 where the model is in a shorter float.
     """
     draw = batches.epoch_batch if work_unit == "epochs" else batches.random_batch
+    init, descend = _stepper(task, optimiser)
 
     def local(
         start: Params, client: Client, work: jax.Array, key: jax.Array
@@ -97,14 +99,13 @@ def build_local(
             positions, mask = draw(batch_key, k, size, batch_size)
             rows = client.indices[client.start + positions]
             batch = {name: array[rows] for name, array in client.arrays.items()}
-            loss, gradient = jax.value_and_grad(task.loss)(
-                params, batch, mask, jax.random.fold_in(loss_key, k)
+            metrics = task.metrics(params, batch, mask)
+            loss, params, optimiser_state = descend(
+                params, optimiser_state, batch, mask, jax.random.fold_in(loss_key, k)
             )
-            sums = _add(sums, loss, mask, task.metrics(params, batch, mask))
-            updates, optimiser_state = optimiser.update(gradient, optimiser_state, params)
-            return optax.apply_updates(params, updates), optimiser_state, sums
+            return params, optimiser_state, _add(sums, loss, mask, metrics)
 
-        begin = (start, optimiser.init(start), _no_sums(task, start, client, batch_size))
+        begin = (start, init(start), _no_sums(task, start, client, batch_size))
         end, _, sums = jax.lax.fori_loop(0, steps, step, begin)
         divisor = _divisor(normalise, work_unit, steps, work, size, batch_size)
         return _upload(start, end, divisor), _info(steps, sums)
@@ -119,6 +120,28 @@ def count_steps(
     if work_unit == "epochs":
         return work * batches.steps_per_epoch(size, batch_size)
     return jnp.where(size > 0, work, 0)
+
+
+def _stepper(
+    task: Task, optimiser: optax.GradientTransformation | float
+) -> tuple[Callable, Callable]:
+    """`init(params) -> state` and `descend(params, state, batch, mask, key)` -> loss and both."""
+    plain = not isinstance(optimiser, optax.GradientTransformation)
+    if plain and task.descend is not None:
+        rate = optimiser
+
+        def descend_as_task(params: Params, state: Any, *batch: Any) -> tuple:
+            return *task.descend(params, *batch, rate), state
+
+        return lambda params: (), descend_as_task
+    optimiser = optax.sgd(optimiser) if plain else optimiser
+
+    def descend(params: Params, state: Any, *batch: Any) -> tuple:
+        loss, gradient = jax.value_and_grad(task.loss)(params, *batch)
+        updates, state = optimiser.update(gradient, state, params)
+        return loss, optax.apply_updates(params, updates), state
+
+    return optimiser.init, descend
 
 
 class _Sums(NamedTuple):

@@ -5,6 +5,7 @@ This is the only place that batches clients.
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -112,7 +113,7 @@ def init_state(
 def build_round(
     task: Task,
     server: optax.GradientTransformation,
-    local: optax.GradientTransformation | None = None,
+    local: optax.GradientTransformation | float = 0.01,
     batch_size: int = 20,
     work_unit: WorkUnit = "epochs",
     normalise: Normalise = "steps",
@@ -125,7 +126,7 @@ def build_round(
     Args:
         task: what is learnt.
         server: any optax transformation; its "gradient" is the pseudo-gradient.
-        local: the clients' optax optimiser, `optax.sgd(0.01)` by default.
+        local: the clients' optax optimiser, or a number, the rate of plain SGD.
         batch_size: B, local batch size.
         work_unit: what the schedule's `work` counts, "epochs" or "steps".
         normalise: by what an upload is divided, "steps" (the paper's K), "epochs" or "none".
@@ -143,10 +144,11 @@ def build_round(
         The result depends on lanes and devices only by the rounding of sums.
 
     Raises:
-        ValueError: for a batch size or lanes below 1, or an unknown work unit or normalisation.
+        ValueError: for a batch size or lanes below 1, an unknown work unit or normalisation, or a
+            `local` that is neither optimiser nor number.
     """
-    _check_choices(batch_size, work_unit, normalise, lanes)
-    cc_local = build_local(task, local or optax.sgd(0.01), batch_size, work_unit, normalise)
+    _check_choices(local, batch_size, work_unit, normalise, lanes)
+    cc_local = build_local(task, local, batch_size, work_unit, normalise)
     combine = aggregate or aggregation.mean()
 
     def visit(state: State, data: FederatedData, slot: _Slot) -> tuple:
@@ -287,7 +289,11 @@ def _info(slots: Schedule, report: LocalInfo, counted: jax.Array) -> Info:
     )
 
 
-def _check_choices(batch_size: int, work_unit: str, normalise: str, lanes: int | None) -> None:
+def _check_choices(
+    local: Any, batch_size: int, work_unit: str, normalise: str, lanes: int | None
+) -> None:
+    if not isinstance(local, optax.GradientTransformation | Real | jax.Array):
+        raise ValueError(f"local: found {local!r}, legal: an optax optimiser or a number")
     for name, count in (("batch_size", batch_size), ("lanes", 1 if lanes is None else lanes)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name}: found {count!r}, legal: a whole number from 1 on")

@@ -89,7 +89,8 @@ def tags_task(
     is nan. A tag outside the range makes the loss nan.
 
     Args:
-        model: as for `classification_task`.
+        model: as for `classification_task`; its method `descend(params, x, slope)`, where it has
+            one, makes the step of plain SGD, `params - slope . d logits / d params`.
         input_shape: shape of one sample, `(L,)` for texts of up to L tokens.
         num_tags: width of the model's output.
 
@@ -103,14 +104,24 @@ def tags_task(
     """
     init, apply = _functions(model, input_shape, jnp.int32, num_tags)
 
-    def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        x, y = _real(batch["x"], mask), _real(batch["y"], mask)
-        logits = apply(params, x, key)
+    def from_logits(logits: jax.Array, y: jax.Array, mask: jax.Array) -> tuple:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         tagged = (y[:, :, None] == jnp.arange(num_tags)[None, None]).any(axis=1)
         losses = optax.sigmoid_binary_cross_entropy(logits, tagged).sum(axis=1)
         legal = ((y >= -1) & (y < num_tags)).all(axis=1)
         return jnp.where(mask, jnp.where(legal, losses, jnp.nan), 0.0), logits, tagged
+
+    def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
+        x, y = _real(batch["x"], mask), _real(batch["y"], mask)
+        return from_logits(apply(params, x, key), y, mask)
+
+    def descend(
+        params: Params, batch: Batch, mask: jax.Array, key: jax.Array, rate: float
+    ) -> tuple[jax.Array, Params]:
+        x, y = _real(batch["x"], mask), _real(batch["y"], mask)
+        mean_loss = _mean_loss(lambda logits, *rest: from_logits(logits, y, mask))
+        loss, slope = jax.value_and_grad(mean_loss)(apply(params, x, key), batch, mask, key)
+        return loss, model.descend(params, x, rate * slope)
 
     def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
         losses, logits, tagged = rows(params, batch, mask, None)
@@ -122,7 +133,8 @@ def tags_task(
             "recall_at_5": (jnp.where(mask, hits, 0.0).sum(), (tagged & mask[:, None]).sum()),
         }
 
-    return Task(init, _mean_loss(rows), metrics)
+    own = descend if hasattr(model, "descend") else None
+    return Task(init, _mean_loss(rows), metrics, own)
 
 
 def _mean_loss(rows: Callable) -> Callable:

@@ -18,11 +18,15 @@ class Task(NamedTuple):
             (arrays `[B, ...]`); `mask` is bool `[B]`, False on padding.
         metrics: `metrics(params, batch, mask) -> {name: (sum, count)}` over the real rows; sums and
             counts of batches add up, so a metric of a data set is sum of sums / sum of counts.
+        descend: `descend(params, batch, mask, key, rate) -> (loss, params)`: one step of plain SGD,
+            where the task has a faster way than a gradient and an update of every parameter;
+            otherwise None.
     """
 
     init: Callable[[jax.Array], Params]
     loss: Callable[[Params, Batch, jax.Array, jax.Array], jax.Array]
     metrics: Callable[[Params, Batch, jax.Array], dict[str, tuple[jax.Array, jax.Array]]]
+    descend: Callable[..., tuple[jax.Array, Params]] | None = None
 
 
 class Aggregate(NamedTuple):
@@ -31,9 +35,8 @@ class Aggregate(NamedTuple):
     Attributes:
         init: `init(params) -> memory`, what the aggregator remembers between rounds.
         start: `start(params) -> total`, zeros to add to; totals of devices are summed leaf by leaf.
-        add: `add(total, uploads, counted) -> total`; `uploads` leaves are `[lanes, ...]`,
-        `counted` is
-            bool `[lanes]`: what is not counted may hold anything.
+        add: `add(total, uploads, counted) -> total`; leaves of `uploads` are `[lanes, ...]`,
+            `counted` is bool `[lanes]`: what is not counted may hold anything.
         finish: `finish(total, participants, memory) -> (pseudo_gradient, memory)`; `participants`
             is the int32 number of uploads counted.
     """

@@ -32,7 +32,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ccfl_jax as ccfl
@@ -149,7 +148,7 @@ def _prepare(workload: Workload, mesh: Mesh | None, lanes: int) -> Advance:
     round_fn = ccfl.build_round(
         workload.task,
         server,
-        optax.sgd(workload.local_lr),
+        workload.local_lr,
         workload.batch_size,
         workload.work_unit,
         normalise="none",

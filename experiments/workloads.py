@@ -74,7 +74,7 @@ def fmnist_cnn(
 def stackoverflow_lr(
     batch_size: int = 100, num_clients: int = 100, samples: int = 400, rounds: int = 64
 ) -> Workload:
-    """Tags of texts of 20 to 100 tokens by logistic regression, ten clients a round, one epoch.
+    """Tags of texts of 20 to 100 tokens by logistic regression, ten clients a round, 1 to 6 epochs.
 
     Made data in the shape of StackOverflow: 10,000 words and 500 tags, both with frequencies 1 / k,
     one to five tags a text.
@@ -91,7 +91,7 @@ def stackoverflow_lr(
         model="tags",
         task=ccfl.tags_task(TagLogistic(*TABLE_SIZE), (100,), TABLE_SIZE[1]),
         data=ccfl.FederatedData.from_indices(arrays, clients),
-        schedule=ccfl.random_schedule(0, rounds, num_clients, min(10, num_clients), 0, 1, 1),
+        schedule=ccfl.random_schedule(0, rounds, num_clients, min(10, num_clients), 0),
         batch_size=batch_size,
         local_lr=20.0,
         flops=2 * 2 * tokens * TABLE_SIZE[1],

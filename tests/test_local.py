@@ -190,3 +190,11 @@ def test_one_client_and_server_rate_one_is_plain_sgd():
     assert math.ceil(11 / 4) == 3
     for name in model:
         np.testing.assert_allclose(end.params[name], model[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_is_the_rate_of_plain_sgd():
+    data, _, _ = federated([20, 7])
+    (plain, _), _ = work(softmax_task(), data, 0, 2, optax.sgd(0.3))
+    (number, _), _ = work(softmax_task(), data, 0, 2, 0.3)
+    for a, b in zip(jax.tree.leaves(number), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -217,3 +217,57 @@ def test_a_round_is_gradient_descent_on_the_dense_model():
         state.params["bias"], p["bias"] - 2 * slope.sum(0), rtol=1e-5, atol=1e-6
     )
     assert 0 <= info.train_metrics["recall_at_5"][0] <= 1
+
+
+@pytest.mark.parametrize("clients", [None, 3])
+def test_the_tables_own_step_is_that_of_plain_sgd(clients):
+    """Repeated words, padding, a row without words; alone, and with a table per client."""
+    model, params = a_model()
+    task = ccfl.tags_task(model, (4,), 7)
+    batch = {"x": jnp.asarray(IDS), "y": jnp.asarray(TAGS)}
+    mask, key = jnp.array([True, True, False]), jax.random.key(0)
+
+    def own(params, rate):
+        return task.descend(params, batch, mask, key, rate)
+
+    def plain(params, rate):
+        loss, gradient = jax.value_and_grad(task.loss)(params, batch, mask, key)
+        return loss, jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+
+    rate = jnp.float32(0.3)
+    if clients:
+        params = jax.tree.map(lambda a: jnp.stack([a * k for k in range(clients)]), params)
+        rate = jnp.arange(1.0, clients + 1)
+        own, plain = jax.vmap(own), jax.vmap(plain)
+    for a, b in zip(
+        jax.tree.leaves(own(params, rate)), jax.tree.leaves(plain(params, rate)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_word_outside_the_table_spoils_its_own_step_too():
+    model, params = a_model()
+    task = ccfl.tags_task(model, (4,), 7)
+    batch = {"x": jnp.asarray(IDS).at[0, 0].set(5), "y": jnp.asarray(TAGS)}
+    loss, params = task.descend(params, batch, ALL, jax.random.key(0), 0.1)
+    assert np.isnan(loss) and np.isnan(params["table"]).any()
+
+
+def test_a_round_with_a_number_is_the_round_with_optax_sgd():
+    """The first goes through the table's own step; two epochs of uneven clients, stale models."""
+    rng = np.random.default_rng([8])
+    x, y = rng.integers(-1, 5, (30, 4), np.int32), rng.integers(-1, 7, (30, 3), np.int32)
+    data = ccfl.FederatedData.from_indices({"x": x, "y": y}, np.split(np.arange(30), [4, 11, 25]))
+    task, server = ccfl.tags_task(TagLogistic(5, 7), (4,), 7), ccfl.cc_fedsgd(0.5)
+    schedule = ccfl.random_schedule(0, 6, 4, buffer_size=3, max_delay=2)
+
+    def run(local):
+        round_fn = ccfl.build_round(task, server, local, batch_size=4)
+        state = ccfl.init_state(task, server, jax.random.key(1), 3)
+        return ccfl.run_rounds(round_fn, state, schedule, data)
+
+    (own, own_info), (plain, info) = run(0.4), run(optax.sgd(0.4))
+    for a, b in zip(jax.tree.leaves(own.params), jax.tree.leaves(plain.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(own_info.train_loss, info.train_loss, rtol=1e-5)
+    assert np.abs(own.params["table"] - run(0.0)[0].params["table"]).max() > 0.01

@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ccfl_jax.types import Params
+
 
 class TagLogistic(nn.Module):
     """One logistic regression per tag on a normalised bag of words: 5,000,500 parameters.
@@ -45,12 +47,27 @@ class TagLogistic(nn.Module):
             )
         table = self.param("table", nn.initializers.lecun_normal(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.num_tags,))
-        real = ids != -1
-        legal = (ids >= 0) & (ids < self.vocabulary_size)
-        weights = jnp.where(real, 1 / jnp.maximum(real.sum(-1, keepdims=True), 1), 0.0)
-        weights = jnp.where(real & ~legal, jnp.nan, weights).astype(table.dtype)
-        sums = _sum_of_rows(table, jnp.where(legal, ids, 0), weights)
+        sums = _sum_of_rows(table, *_rows_and_weights(ids, table))
         return sums + jnp.broadcast_to(bias, sums.shape)
+
+    def descend(self, params: Params, ids: jax.Array, slope: jax.Array) -> Params:
+        """`params - slope . d logits / d params`, writing only the table's rows of these ids.
+
+        A step of plain SGD with `slope = rate * d loss / d logits`, `[..., num_tags]`; a gradient
+        as large as the table, zeros almost throughout, would take longer than all the rest.
+        """
+        ids, slope = ids.reshape(-1, ids.shape[-1]), slope.reshape(-1, slope.shape[-1])
+        table, bias = params["table"], params["bias"]
+        table = _add_to_rows(table, *_rows_and_weights(ids, table), -slope.astype(table.dtype))
+        return {"table": table, "bias": bias - slope.sum(0).astype(bias.dtype)}
+
+
+def _rows_and_weights(ids: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows of the table and their weights, both `[..., L]`; padding is row 0 with weight 0."""
+    real, legal = ids != -1, (ids >= 0) & (ids < table.shape[0])
+    weights = jnp.where(real, 1 / jnp.maximum(real.sum(-1, keepdims=True), 1), 0.0)
+    weights = jnp.where(real & ~legal, jnp.nan, weights).astype(table.dtype)
+    return jnp.where(legal, ids, 0), weights
 
 
 def _sum_of_rows(table: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:
@@ -78,11 +95,16 @@ def _forward(table: jax.Array, ids: jax.Array, weights: jax.Array) -> tuple:
 
 def _backward(residuals: tuple, g: jax.Array) -> tuple:
     table, ids, weights = residuals
+    return _add_to_rows(jnp.zeros_like(table), ids, weights, g), None, None
 
-    def add(place: jax.Array, gradient: jax.Array) -> jax.Array:
-        return gradient.at[ids[..., place]].add(g * weights[..., place, None])
 
-    return jax.lax.fori_loop(0, ids.shape[-1], add, jnp.zeros_like(table)), None, None
+def _add_to_rows(table: jax.Array, ids: jax.Array, weights: jax.Array, g: jax.Array) -> jax.Array:
+    """`table` with `weights[..., l] g[...]` added to its row `ids[..., l]`, for every l."""
+
+    def add(place: jax.Array, table: jax.Array) -> jax.Array:
+        return table.at[ids[..., place]].add(g * weights[..., place, None])
+
+    return jax.lax.fori_loop(0, ids.shape[-1], add, table)
 
 
 _place_by_place.defvjp(_forward, _backward)
