@@ -16,6 +16,7 @@ def classification_task(
     model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
     input_shape: Sequence[int],
     num_classes: int,
+    compute_dtype: Any = None,
 ) -> Task:
     """Single-label classification with softmax cross-entropy.
 
@@ -34,6 +35,9 @@ def classification_task(
             keyword `train` gets it, and the key as its "dropout" stream.
         input_shape: shape of one sample.
         num_classes: width of the model's output.
+        compute_dtype: a float dtype, as `jnp.bfloat16`, that parameters and inputs are rounded to
+            for the model alone; losses, gradients and all that is kept between steps stay in the
+            parameters' own. By default nothing is rounded.
 
     Returns:
         A `Task`.
@@ -42,7 +46,7 @@ def classification_task(
         ValueError: if the model keeps statistics beside its parameters (BatchNorm), or its output
             is not `[B, num_classes]`.
     """
-    init, apply = _functions(model, input_shape, jnp.float32, num_classes)
+    init, apply = _functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
         x, y = _real(batch["x"], mask), _real(batch["y"], mask)
@@ -68,6 +72,7 @@ def tags_task(
     model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
     input_shape: Sequence[int],
     num_tags: int,
+    compute_dtype: Any = None,
 ) -> Task:
     r"""Tag prediction: any number of `num_tags` labels for a row, sigmoid cross-entropy.
 
@@ -93,6 +98,7 @@ def tags_task(
             one, makes the step of plain SGD, `params - slope . d logits / d params`.
         input_shape: shape of one sample, `(L,)` for texts of up to L tokens.
         num_tags: width of the model's output.
+        compute_dtype: as for `classification_task`.
 
     Returns:
         A `Task`.
@@ -102,7 +108,7 @@ def tags_task(
 
     Source: the StackOverflow task of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
     """
-    init, apply = _functions(model, input_shape, jnp.int32, num_tags)
+    init, apply = _functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
 
     def from_logits(logits: jax.Array, y: jax.Array, mask: jax.Array) -> tuple:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
@@ -147,11 +153,19 @@ def _mean_loss(rows: Callable) -> Callable:
 
 
 def _functions(
-    model: Any, input_shape: Sequence[int], dtype: Any, width: int
+    model: Any, input_shape: Sequence[int], dtype: Any, width: int, compute_dtype: Any
 ) -> tuple[Callable, Callable]:
     """`init(key) -> params` and `apply(params, x, key) -> logits [B, width]` of a model."""
+    if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
+        raise ValueError(f"compute_dtype: found {compute_dtype!r}, legal: a float dtype or None")
     example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
-    init, apply = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
+    init, exact = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
+
+    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        if jnp.issubdtype(x.dtype, jnp.floating):  # and not token ids
+            x = optax.tree.cast(x, compute_dtype)
+        return exact(optax.tree.cast(params, compute_dtype), x, key)
+
     logits = jax.eval_shape(lambda x: apply(init(jax.random.key(0)), x, None), example)
     if logits.shape != (2, width):
         raise ValueError(f"model: found output {logits.shape}, legal: (2, {width}) for 2 rows")

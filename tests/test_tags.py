@@ -271,3 +271,23 @@ def test_a_round_with_a_number_is_the_round_with_optax_sgd():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(own_info.train_loss, info.train_loss, rtol=1e-5)
     assert np.abs(own.params["table"] - run(0.0)[0].params["table"]).max() > 0.01
+
+
+def test_bfloat16_leaves_ids_and_parameters_whole():
+    """Ids above 256 are no bfloat16 numbers; a step keeps float32 and is that of the gradient."""
+    model, params = a_model(vocabulary=600)
+    task = ccfl.tags_task(model, (4,), 7, compute_dtype=jnp.bfloat16)
+    ids = jnp.array([[257, 511, -1, 3], [599, 300, 301, 302], [1, 1, 2, -1]], jnp.int32)
+    batch, key = {"x": ids, "y": jnp.asarray(TAGS)}, jax.random.key(0)
+    p = as64(params)
+    losses = expected_losses(bag(ids, 600) @ p["table"] + p["bias"], multi_hot(TAGS, 7))
+    loss, stepped = task.descend(params, batch, ALL, key, 0.1)
+    assert float(loss) == pytest.approx(losses.mean(), rel=2**-7)
+    gradient = jax.grad(task.loss)(params, batch, ALL, key)
+    for name in params:
+        assert stepped[name].dtype == gradient[name].dtype == jnp.float32
+        expected = params[name] - 0.1 * gradient[name]
+        np.testing.assert_allclose(stepped[name], expected, atol=2e-3)
+        untouched = np.ones(600, bool)
+        untouched[np.unique(ids)] = False
+    np.testing.assert_array_equal(stepped["table"][untouched], params["table"][untouched])

@@ -187,3 +187,51 @@ def test_batch_statistics_are_refused_with_the_cure(model):
 def test_wrong_width_is_refused():
     with pytest.raises(ValueError, match=r"model: found output \(2, 3\), legal: \(2, 10\)"):
         ccfl.classification_task(Plain(), (4,), 10)
+
+
+def rounded(a):
+    return np.asarray(jnp.asarray(a).astype(jnp.bfloat16).astype(jnp.float32), np.float64)
+
+
+@pytest.mark.parametrize("model", [Plain(), NnxPlain], ids=["linen", "nnx"])
+def test_bfloat16_rounds_what_the_model_sees_and_nothing_else(model):
+    """The expected loss has rounded weights and inputs; logits carry the rounding of bfloat16."""
+    task = ccfl.classification_task(model, (4,), 3, compute_dtype=jnp.bfloat16)
+    exact = ccfl.classification_task(model, (4,), 3)
+    params, batch, mask = task.init(jax.random.key(0)), batch_of(), jnp.ones(5, bool)
+    dense = next(iter(params.values()))
+    assert dense["kernel"].dtype == jnp.float32
+
+    logits = rounded(batch["x"]) @ rounded(dense["kernel"]) + rounded(dense["bias"])
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    loss = -log_p[np.arange(5), np.asarray(batch["y"])].sum()
+    found = task.metrics(params, batch, mask)["loss"][0]
+    assert float(found) == pytest.approx(loss, rel=2**-7)
+    assert float(found) != float(exact.metrics(params, batch, mask)["loss"][0])
+
+    gradient = jax.grad(task.loss)(params, batch, mask, jax.random.key(0))
+    assert {a.dtype for a in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
+
+
+def test_small_steps_in_bfloat16_are_not_lost():
+    """Weights near 1 and steps of about 1e-4, a fiftieth of what bfloat16 can tell from 1."""
+    task = ccfl.classification_task(Plain(), (4,), 3, compute_dtype=jnp.bfloat16)
+    task = task._replace(
+        init=lambda key: {"Dense_0": {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}}
+    )
+    x, y = np.ones((8, 4), np.float32), np.zeros(8, np.int32)
+    data = ccfl.FederatedData.from_indices({"x": x, "y": y}, [np.arange(8)])
+    server = ccfl.cc_fedavg()
+    round_fn = ccfl.build_round(task, server, 3e-4, batch_size=8, normalise="none")
+    state = ccfl.init_state(task, server, jax.random.key(0))
+    schedule = ccfl.random_schedule(0, 5, 1, buffer_size=1, max_delay=0, local_work=1, randomness=1)
+    state, _ = ccfl.run_rounds(round_fn, state, schedule, data)
+    # Equal weights give probabilities of 1/3: class 0 gains 2/3 of the rate in a step, five times.
+    kernel = np.asarray(state.params["Dense_0"]["kernel"])
+    np.testing.assert_allclose(kernel[:, 0] - 1, 5 * 3e-4 * 2 / 3, rtol=0.02)
+    np.testing.assert_allclose(kernel[:, 1] - 1, -5 * 3e-4 / 3, rtol=0.02)
+
+
+def test_a_compute_dtype_that_is_no_float_is_refused():
+    with pytest.raises(ValueError, match="compute_dtype: found .*int8.*, legal: a float dtype"):
+        ccfl.classification_task(Plain(), (4,), 3, compute_dtype=jnp.int8)

@@ -56,10 +56,11 @@ class TagLogistic(nn.Module):
         A step of plain SGD with `slope = rate * d loss / d logits`, `[..., num_tags]`; a gradient
         as large as the table, zeros almost throughout, would take longer than all the rest.
         """
-        ids, slope = ids.reshape(-1, ids.shape[-1]), slope.reshape(-1, slope.shape[-1])
         table, bias = params["table"], params["bias"]
-        table = _add_to_rows(table, *_rows_and_weights(ids, table), -slope.astype(table.dtype))
-        return {"table": table, "bias": bias - slope.sum(0).astype(bias.dtype)}
+        ids = ids.reshape(-1, ids.shape[-1])
+        slope = slope.reshape(-1, slope.shape[-1]).astype(table.dtype)
+        table = _add_to_rows(table, *_rows_and_weights(ids, table), -slope)
+        return {"table": table, "bias": bias - slope.sum(0)}
 
 
 def _rows_and_weights(ids: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
