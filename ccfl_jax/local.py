@@ -99,11 +99,9 @@ def build_local(
             positions, mask = draw(batch_key, k, size, batch_size)
             rows = client.indices[client.start + positions]
             batch = {name: array[rows] for name, array in client.arrays.items()}
-            metrics = task.metrics(params, batch, mask)
-            loss, params, optimiser_state = descend(
-                params, optimiser_state, batch, mask, jax.random.fold_in(loss_key, k)
-            )
-            return params, optimiser_state, _add(sums, loss, mask, metrics)
+            step_key = jax.random.fold_in(loss_key, k)
+            seen, params, optimiser_state = descend(params, optimiser_state, batch, mask, step_key)
+            return params, optimiser_state, _add(sums, mask, *seen)
 
         begin = (start, init(start), _no_sums(task, start, client, batch_size))
         end, _, sums = jax.lax.fori_loop(0, steps, step, begin)
@@ -125,21 +123,31 @@ def count_steps(
 def _stepper(
     task: Task, optimiser: optax.GradientTransformation | float
 ) -> tuple[Callable, Callable]:
-    """`init(params) -> state` and `descend(params, state, batch, mask, key)` -> loss and both."""
+    """`init(params) -> state` and one step of the optimiser:
+
+    `descend(params, state, batch, mask, key) -> ((loss, metrics), params, state)`.
+    """
     plain = not isinstance(optimiser, optax.GradientTransformation)
     if plain and task.descend is not None:
         rate = optimiser
 
         def descend_as_task(params: Params, state: Any, *batch: Any) -> tuple:
-            return *task.descend(params, *batch, rate), state
+            *seen, params = task.descend(params, *batch, rate)
+            return seen, params, state
 
         return lambda params: (), descend_as_task
     optimiser = optax.sgd(optimiser) if plain else optimiser
 
+    def both(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> tuple:
+        return task.loss(params, batch, mask, key), task.metrics(params, batch, mask)
+
+    # From one pass where that is possible: XLA does not always see that two are the same.
+    observe = jax.value_and_grad(task.observe or both, has_aux=True)
+
     def descend(params: Params, state: Any, *batch: Any) -> tuple:
-        loss, gradient = jax.value_and_grad(task.loss)(params, *batch)
+        seen, gradient = observe(params, *batch)
         updates, state = optimiser.update(gradient, state, params)
-        return loss, optax.apply_updates(params, updates), state
+        return seen, optax.apply_updates(params, updates), state
 
     return optimiser.init, descend
 
@@ -161,7 +169,7 @@ def _no_sums(task: Task, params: Params, client: Client, batch_size: int) -> _Su
     return _Sums(jnp.zeros((), jnp.int32), zero, jax.tree.map(lambda _: zero, metrics))
 
 
-def _add(sums: _Sums, loss: jax.Array, mask: jax.Array, metrics: dict) -> _Sums:
+def _add(sums: _Sums, mask: jax.Array, loss: jax.Array, metrics: dict) -> _Sums:
     count = mask.sum(dtype=jnp.int32)
     return _Sums(
         sums.samples + count,

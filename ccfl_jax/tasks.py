@@ -46,7 +46,7 @@ def classification_task(
         ValueError: if the model keeps statistics beside its parameters (BatchNorm), or its output
             is not `[B, num_classes]`.
     """
-    init, apply = _functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
+    init, apply, same = _functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
         x, y = _real(batch["x"], mask), _real(batch["y"], mask)
@@ -56,8 +56,7 @@ def classification_task(
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(legal, y, 0))
         return jnp.where(mask, jnp.where(legal, losses, jnp.nan), 0.0), logits, y
 
-    def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
-        losses, logits, y = rows(params, batch, mask, None)
+    def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, y: jax.Array) -> dict:
         hits = jnp.where(jnp.isnan(logits).any(axis=-1), jnp.nan, logits.argmax(axis=-1) == y)
         count = mask.sum()
         return {
@@ -65,7 +64,7 @@ def classification_task(
             "accuracy": (jnp.where(mask, hits, 0.0).sum(), count),
         }
 
-    return Task(init, _mean_loss(rows), metrics)
+    return _task(init, rows, measure, same)
 
 
 def tags_task(
@@ -108,7 +107,7 @@ def tags_task(
 
     Source: the StackOverflow task of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
     """
-    init, apply = _functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
+    init, apply, same = _functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
 
     def from_logits(logits: jax.Array, y: jax.Array, mask: jax.Array) -> tuple:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
@@ -121,16 +120,7 @@ def tags_task(
         x, y = _real(batch["x"], mask), _real(batch["y"], mask)
         return from_logits(apply(params, x, key), y, mask)
 
-    def descend(
-        params: Params, batch: Batch, mask: jax.Array, key: jax.Array, rate: float
-    ) -> tuple[jax.Array, Params]:
-        x, y = _real(batch["x"], mask), _real(batch["y"], mask)
-        mean_loss = _mean_loss(lambda logits, *rest: from_logits(logits, y, mask))
-        loss, slope = jax.value_and_grad(mean_loss)(apply(params, x, key), batch, mask, key)
-        return loss, model.descend(params, x, rate * slope)
-
-    def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
-        losses, logits, tagged = rows(params, batch, mask, None)
+    def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, tagged: jax.Array) -> dict:
         _, best = jax.lax.top_k(logits, min(5, num_tags))  # of equals the lower index first
         hits = jnp.take_along_axis(tagged, best, axis=1).sum(axis=1)
         hits = jnp.where(jnp.isnan(logits).any(axis=1), jnp.nan, hits)
@@ -139,23 +129,51 @@ def tags_task(
             "recall_at_5": (jnp.where(mask, hits, 0.0).sum(), (tagged & mask[:, None]).sum()),
         }
 
-    own = descend if hasattr(model, "descend") else None
-    return Task(init, _mean_loss(rows), metrics, own)
+    def descend(
+        params: Params, batch: Batch, mask: jax.Array, key: jax.Array, rate: float
+    ) -> tuple[jax.Array, dict, Params]:
+        x, y = _real(batch["x"], mask), _real(batch["y"], mask)
+        logits = apply(params, x, key)
+        head = _task(None, lambda z, *_: from_logits(z, y, mask), measure, same=True)
+        seen, slope = jax.value_and_grad(head.observe, has_aux=True)(logits, batch, mask, key)
+        return *seen, model.descend(params, x, rate * slope)
+
+    task = _task(init, rows, measure, same)
+    own_step = same and hasattr(model, "descend")
+    return task._replace(descend=descend) if own_step else task
 
 
-def _mean_loss(rows: Callable) -> Callable:
-    """The `loss` of a `Task`, from `rows(params, batch, mask, key)` with losses per row first."""
+def _task(init: Callable | None, rows: Callable, measure: Callable, same: bool) -> Task:
+    """The functions of a `Task`.
+
+    `rows(params, batch, mask, key)` gives losses `[B]`, zero where masked, and what else
+    `measure(mask, losses, ...)` makes metrics of; `same` is whether training and evaluation go
+    through the same model, whatever the key.
+    """
+
+    def mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
+        return losses.sum() / jnp.maximum(mask.sum(), 1)
 
     def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
-        return rows(params, batch, mask, key)[0].sum() / jnp.maximum(mask.sum(), 1)
+        return mean(rows(params, batch, mask, key)[0], mask)
 
-    return loss
+    def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
+        return measure(mask, *rows(params, batch, mask, None))
+
+    def observe(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> tuple:
+        found = rows(params, batch, mask, key)
+        return mean(found[0], mask), measure(mask, *jax.lax.stop_gradient(found))
+
+    return Task(init, loss, metrics, observe if same else None)
 
 
 def _functions(
     model: Any, input_shape: Sequence[int], dtype: Any, width: int, compute_dtype: Any
-) -> tuple[Callable, Callable]:
-    """`init(key) -> params` and `apply(params, x, key) -> logits [B, width]` of a model."""
+) -> tuple[Callable, Callable, bool]:
+    """`init(key) -> params` and `apply(params, x, key) -> logits [B, width]` of a model.
+
+    And whether `apply` does the same with any key as with None, as in evaluation.
+    """
     if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
         raise ValueError(f"compute_dtype: found {compute_dtype!r}, legal: a float dtype or None")
     example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
@@ -166,10 +184,16 @@ def _functions(
             x = optax.tree.cast(x, compute_dtype)
         return exact(optax.tree.cast(params, compute_dtype), x, key)
 
-    logits = jax.eval_shape(lambda x: apply(init(jax.random.key(0)), x, None), example)
+    params = jax.eval_shape(init, jax.random.key(0))
+
+    def trace(key: jax.Array | None) -> tuple:
+        run = jax.make_jaxpr(lambda params, x: apply(params, x, key), return_shape=True)
+        return run(params, example)
+
+    (evaluation, logits), (training, _) = trace(None), trace(jax.random.key(0))
     if logits.shape != (2, width):
         raise ValueError(f"model: found output {logits.shape}, legal: (2, {width}) for 2 rows")
-    return init, apply
+    return init, apply, str(evaluation) == str(training)
 
 
 def _linen(model: linen.Module, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable]:

@@ -10,7 +10,7 @@ Batch = dict[str, jax.Array]  # gathered rows, each array [B, ...]
 
 
 class Task(NamedTuple):
-    """What is learnt: three pure functions, written for one model and one batch.
+    """What is learnt: pure functions, written for one model and one batch; three are enough.
 
     Attributes:
         init: `init(key) -> params`.
@@ -18,15 +18,18 @@ class Task(NamedTuple):
             (arrays `[B, ...]`); `mask` is bool `[B]`, False on padding.
         metrics: `metrics(params, batch, mask) -> {name: (sum, count)}` over the real rows; sums and
             counts of batches add up, so a metric of a data set is sum of sums / sum of counts.
-        descend: `descend(params, batch, mask, key, rate) -> (loss, params)`: one step of plain SGD,
-            where the task has a faster way than a gradient and an update of every parameter;
-            otherwise None.
+        observe: `observe(params, batch, mask, key) -> (loss, metrics)`: both from one pass through
+            the model; None where the two are not the same pass, as with dropout.
+        descend: `descend(params, batch, mask, key, rate) -> (loss, metrics, params)`: one step of
+            plain SGD, where the task has a faster way than a gradient and an update of every
+            parameter; otherwise None.
     """
 
     init: Callable[[jax.Array], Params]
     loss: Callable[[Params, Batch, jax.Array, jax.Array], jax.Array]
     metrics: Callable[[Params, Batch, jax.Array], dict[str, tuple[jax.Array, jax.Array]]]
-    descend: Callable[..., tuple[jax.Array, Params]] | None = None
+    observe: Callable[..., tuple[jax.Array, dict]] | None = None
+    descend: Callable[..., tuple[jax.Array, dict, Params]] | None = None
 
 
 class Aggregate(NamedTuple):

@@ -232,7 +232,8 @@ def test_the_tables_own_step_is_that_of_plain_sgd(clients):
 
     def plain(params, rate):
         loss, gradient = jax.value_and_grad(task.loss)(params, batch, mask, key)
-        return loss, jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+        metrics = task.metrics(params, batch, mask)
+        return loss, metrics, jax.tree.map(lambda p, g: p - rate * g, params, gradient)
 
     rate = jnp.float32(0.3)
     if clients:
@@ -249,7 +250,7 @@ def test_a_word_outside_the_table_spoils_its_own_step_too():
     model, params = a_model()
     task = ccfl.tags_task(model, (4,), 7)
     batch = {"x": jnp.asarray(IDS).at[0, 0].set(5), "y": jnp.asarray(TAGS)}
-    loss, params = task.descend(params, batch, ALL, jax.random.key(0), 0.1)
+    loss, _, params = task.descend(params, batch, ALL, jax.random.key(0), 0.1)
     assert np.isnan(loss) and np.isnan(params["table"]).any()
 
 
@@ -281,7 +282,7 @@ def test_bfloat16_leaves_ids_and_parameters_whole():
     batch, key = {"x": ids, "y": jnp.asarray(TAGS)}, jax.random.key(0)
     p = as64(params)
     losses = expected_losses(bag(ids, 600) @ p["table"] + p["bias"], multi_hot(TAGS, 7))
-    loss, stepped = task.descend(params, batch, ALL, key, 0.1)
+    loss, _, stepped = task.descend(params, batch, ALL, key, 0.1)
     assert float(loss) == pytest.approx(losses.mean(), rel=2**-7)
     gradient = jax.grad(task.loss)(params, batch, ALL, key)
     for name in params:

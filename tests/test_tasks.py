@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import ccfl_jax as ccfl
+from ccfl_jax.models import CNN, MLP, Logistic, ResNet20
 
 
 class Plain(nn.Module):
@@ -187,6 +188,31 @@ def test_batch_statistics_are_refused_with_the_cure(model):
 def test_wrong_width_is_refused():
     with pytest.raises(ValueError, match=r"model: found output \(2, 3\), legal: \(2, 10\)"):
         ccfl.classification_task(Plain(), (4,), 10)
+
+
+@pytest.mark.parametrize("model", [Plain(), NnxPlain, Dropping()], ids=["linen", "nnx", "drops"])
+def test_loss_and_metrics_of_one_pass_are_those_of_two(model):
+    """Where dropout makes training and evaluation two passes there is none."""
+    task = ccfl.classification_task(model, (4,), 3)
+    if model is not NnxPlain and isinstance(model, Plain):
+        params, batch, mask = task.init(jax.random.key(0)), batch_of(), jnp.arange(5) < 3
+        key = jax.random.key(1)
+        loss, metrics = jax.jit(task.observe)(params, batch, mask, key)
+        assert float(loss) == pytest.approx(float(task.loss(params, batch, mask, key)), rel=1e-6)
+        expected = task.metrics(params, batch, mask)
+        for a, b in zip(jax.tree.leaves(metrics), jax.tree.leaves(expected), strict=True):
+            assert float(a) == pytest.approx(float(b), rel=1e-6)
+    else:
+        assert task.observe is None
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(CNN(), (28, 28, 1)), (ResNet20(), (32, 32, 3)), (MLP((8,), 10), (4,)), (Logistic(10), (4,))],
+    ids=["cnn", "resnet20", "mlp", "logistic"],
+)
+def test_our_models_need_one_pass(model, shape):
+    assert ccfl.classification_task(model, shape, 10).observe is not None
 
 
 def rounded(a):
