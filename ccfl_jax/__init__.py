@@ -23,6 +23,7 @@ from ccfl_jax.server import scale_by_cc_adam
 from ccfl_jax.server import scale_by_cc_ams
 from ccfl_jax.simulate import evaluate
 from ccfl_jax.simulate import run_rounds
+from ccfl_jax.stream import stream_rounds
 from ccfl_jax.tasks import classification_task
 from ccfl_jax.tasks import tags_task
 from ccfl_jax.types import Aggregate
@@ -55,5 +56,6 @@ __all__ = [
     "scale_by_cc_adagrad",
     "scale_by_cc_adam",
     "scale_by_cc_ams",
+    "stream_rounds",
     "tags_task",
 ]

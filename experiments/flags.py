@@ -58,6 +58,7 @@ class Config:
     resume: bool
     lanes: int | None
     devices: int | None
+    data_memory: float | None
     schedule_file: str | None
     progress: bool
     compilation_cache: str
@@ -127,6 +128,12 @@ _GROUPS = {
         "lanes": _Flag(_whole(1), None, "clients that advance together; unset: by device"),
         "devices": _Flag(
             _whole(1), None, "devices to spread clients over; unset: all, or one per CPU core"
+        ),
+        "data_memory": _Flag(
+            _POSITIVE,
+            None,
+            "MB of a device for training data; more are sent ahead in pieces, two at a time; "
+            "unset: half an accelerator's memory, no limit on a CPU",
         ),
     },
     "Server": {

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from orbax.checkpoint import CheckpointManager
 
 import ccfl_jax as ccfl
@@ -17,6 +18,7 @@ from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.models import CNN, MLP, Logistic
 from ccfl_jax.rounds import RoundFn
 from ccfl_jax.simulate import check_schedule
+from ccfl_jax.stream import cut
 from experiments import devices
 from experiments.flags import SERVERS, Config
 
@@ -26,6 +28,7 @@ _FREE_AT_RESUME = (
     "eval_every",
     "lanes",
     "devices",
+    "data_memory",
     "progress",
     "resume",
     "out_dir",
@@ -36,6 +39,9 @@ _FREE_AT_RESUME = (
 )
 
 
+_UNKNOWN = 2**50  # bytes: a device that tells no limit is given everything
+
+
 class Job(NamedTuple):
     """A run that is ready to start, or to go on.
 
@@ -44,11 +50,13 @@ class Job(NamedTuple):
         schedule: `config.rounds` rounds.
         task: what is learnt.
         round_fn: one round.
-        data: the clients' training samples.
+        data: the clients' training samples, on the devices or, where they are streamed, here.
         test: the test set, "x" and "y".
         state: where the run stands.
         rows: the rows of its metrics file up to there; none before the first evaluation.
         checkpoints: its open Orbax manager.
+        mesh: the devices that clients are spread over.
+        memory: bytes of a device for streamed training samples; None where it holds all.
     """
 
     config: Config
@@ -60,6 +68,8 @@ class Job(NamedTuple):
     state: ccfl.State
     rows: list[dict[str, Any]]
     checkpoints: CheckpointManager | None
+    mesh: jax.sharding.Mesh
+    memory: int | None
 
 
 def prepare(config: Config) -> Job:
@@ -92,10 +102,16 @@ def prepare(config: Config) -> Job:
     )
     key = jax.random.key(config.seed)
     state = ccfl.init_state(task, server, key, history_length=config.max_delay + 1)
-    data = ccfl.FederatedData.from_indices({name: train[name] for name in ("x", "y")}, clients)
-    test = {name: test[name] for name in ("x", "y")}
-    data, state, test = devices.put((data, state, test), mesh)
-    job = Job(config, schedule, task, round_fn, data, test, state, [], None)
+    ends = np.cumsum([0, *map(len, clients)])
+    arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
+    data = ccfl.FederatedData.from_offsets(arrays, np.concatenate(clients), ends)
+    memory = _memory(config, data, mesh)
+    if memory is None:
+        data = devices.put(data, mesh)
+    else:
+        _check_pieces(schedule, data, memory)
+    state, test = devices.put((state, test), mesh)
+    job = Job(config, schedule, task, round_fn, data, test, state, [], None, mesh, memory)
     return _resume(job) if config.resume else _start(job)
 
 
@@ -154,6 +170,29 @@ def _clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
         return clients
     by = "client" if config.partition == "dirichlet_client" else "label"
     return ccfl.partition_dirichlet(labels, count, config.alpha, seed, by=by)
+
+
+def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:
+    """Bytes of each device for training data, or None where the data fit."""
+    if config.data_memory is not None:
+        megabytes = config.data_memory
+    elif mesh.devices.flat[0].platform == "cpu":
+        return None
+    else:
+        stats = [device.memory_stats() or {} for device in mesh.local_devices]
+        # The other half is for models, their history and what a step computes.
+        half = min(stat.get("bytes_limit", _UNKNOWN) for stat in stats) // 2
+        # In all processes the same, for the pieces have to be; whole MB fit the 32 bits sent.
+        megabytes = multihost_utils.process_allgather(np.asarray(half // 10**6)).min()
+    room = int(megabytes * 1e6)
+    return room if sum(leaf.nbytes for leaf in jax.tree.leaves(data)) > room else None
+
+
+def _check_pieces(schedule: ccfl.Schedule, data: ccfl.FederatedData, memory: int) -> None:
+    try:
+        cut(schedule, data, memory)
+    except ValueError as error:
+        raise ValueError(f"--data_{error}") from None  # --data_memory: found ...
 
 
 def _model(config: Config) -> nn.Module:

@@ -4,9 +4,12 @@ Exit codes: 0 done; 2 a flag, value or file was refused (one line says why); 3 t
 JAX and what builds on it is imported inside the functions: `--help` and a wrong flag need not wait.
 """
 
+import contextlib
 import math
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ from experiments.flags import SERVERS, Config, help_text, parse
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from ccfl_jax import Info, State
+    from ccfl_jax import FederatedData, Info, Schedule, State
     from experiments.job import Job
 
 _PIECE = 250  # rounds handed over at once; ccfl.run_rounds compiles one program for up to 256
@@ -88,32 +91,29 @@ def train(job: "Job") -> list[dict[str, Any]]:
 
 def _train_on(job: "Job", rows: list[dict[str, Any]]) -> None:
     """Goes from evaluation to evaluation; each row that it adds to `rows` is on disk by then."""
-    import ccfl_jax as ccfl
     from ccfl_jax import record
 
     config, begun = job.config, int(job.state.round)
-    started = time.perf_counter()
-    no_rounds = job.schedule.rounds(begun, begun)
-    state, _ = ccfl.run_rounds(job.round_fn, job.state, no_rounds, job.data, donate=True)
-    compile_seconds = time.perf_counter() - started
-    if not rows:
-        test, finite = _evaluate(job, state)
-        row = record.first_row(test, compile_seconds, diverged=not finite)
-        rows.append(_keep(job, state, row))
-        compile_seconds = None
-        if not finite:
-            return
-    with _progress_bar(config, begun) as bar:
-        for stop in _stops(begun, config.rounds, config.eval_every):
-            state, info, seconds = _advance(job, state, stop, bar)
+    with contextlib.closing(_pieces(job, begun)) as pieces:
+        state, compile_seconds = _compile(job, pieces)
+        if not rows:
             test, finite = _evaluate(job, state)
-            diverged = not finite or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"], 1.0)
-            row = record.next_row(rows[-1], info, test, seconds, compile_seconds, diverged)
+            row = record.first_row(test, compile_seconds, diverged=not finite)
             rows.append(_keep(job, state, row))
             compile_seconds = None
-            bar.set_postfix_str(f"test accuracy {test['accuracy']:.4f}")
             if not finite:
-                break
+                return
+        with _progress_bar(config, begun) as bar:
+            for stop in _stops(begun, config.rounds, config.eval_every):
+                state, info, seconds = _advance(job, state, stop, pieces, bar)
+                test, finite = _evaluate(job, state)
+                diverged = not finite or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"], 1.0)
+                row = record.next_row(rows[-1], info, test, seconds, compile_seconds, diverged)
+                rows.append(_keep(job, state, row))
+                compile_seconds = None
+                bar.set_postfix_str(f"test accuracy {test['accuracy']:.4f}")
+                if not finite:
+                    break
 
 
 def _keep(job: "Job", state: "State", row: dict[str, Any]) -> dict[str, Any]:
@@ -144,20 +144,53 @@ def _stops(begun: int, rounds: int, every: int) -> list[int]:
     return [*range((begun // every + 1) * every, rounds, every), rounds]
 
 
-def _advance(job: "Job", state: "State", stop: int, bar: "tqdm") -> tuple["State", "Info", float]:
+def _pieces(job: "Job", begun: int) -> Iterator[tuple["Schedule", "FederatedData"]]:
+    """What is run at once, rounds and their data: first no rounds, then none past an evaluation."""
+    import ccfl_jax as ccfl
+    from experiments import devices
+
+    rest = job.schedule.rounds(begun, job.config.rounds)
+    parts = [(rest, job.data)]
+    if job.memory is not None:
+        put = partial(devices.put, mesh=job.mesh)
+        parts = ccfl.stream_rounds(rest, job.data, job.memory, put)
+    done = begun
+    for part, data in parts:
+        if done == begun:
+            yield part.rounds(0, 0), data
+        first = done
+        for stop in _stops(done, done + len(part.client), job.config.eval_every):
+            for start in range(first, stop, _PIECE):
+                yield part.rounds(start - done, min(start + _PIECE, stop) - done), data
+            first = stop
+        done = first
+
+
+def _compile(job: "Job", pieces: Iterator) -> tuple["State", float]:
+    """The state, and the seconds that compilation took."""
+    import ccfl_jax as ccfl
+
+    no_rounds, data = next(pieces)
+    started = time.perf_counter()
+    state, _ = ccfl.run_rounds(job.round_fn, job.state, no_rounds, data, donate=True)
+    return state, time.perf_counter() - started
+
+
+def _advance(
+    job: "Job", state: "State", stop: int, pieces: Iterator, bar: "tqdm"
+) -> tuple["State", "Info", float]:
     """The state after `stop` rounds in all, the infos on the way there, the seconds it took."""
     import jax
     import numpy as np
 
     import ccfl_jax as ccfl
 
-    infos, begun, started = [], int(state.round), time.perf_counter()
-    for first in range(begun, stop, _PIECE):
-        last = min(first + _PIECE, stop)
-        piece = job.schedule.rounds(first, last)
-        state, info = ccfl.run_rounds(job.round_fn, state, piece, job.data, donate=True)
+    infos, started = [], time.perf_counter()
+    while int(state.round) < stop:
+        # A piece that had a name here would still be in memory while the next one comes.
+        state, info = ccfl.run_rounds(job.round_fn, state, *next(pieces), donate=True)
         infos.append(info)
-        bar.update(last - first)
+        bar.update(len(info.train_loss))
     jax.block_until_ready(state)
     seconds = time.perf_counter() - started
     return state, jax.tree.map(lambda *parts: np.concatenate(parts), *infos), seconds
@@ -189,7 +222,8 @@ def _header(job: "Job") -> str:
     return "\n".join(
         [
             f"run       {config.out_dir}, seed {config.seed}",
-            f"data      {config.dataset}: {sizes.sum()} to train, {len(job.test['y'])} to test",
+            f"data      {config.dataset}: {sizes.sum()} to train, {len(job.test['y'])} to test"
+            f"{_streamed(job)}",
             f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
             f"{np.median(sizes):g}, max {sizes.max()}",
             f"local     1 to {most} {unit} of SGD, rate {config.local_lr:g}, batch "
@@ -201,6 +235,23 @@ def _header(job: "Job") -> str:
             f"{config.max_delay + 1} models, {history / 1e6:.2f} MB",
             f"device    {len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
         ]
+    )
+
+
+def _streamed(job: "Job") -> str:
+    """How the training data come to the devices, where they are not there already."""
+    import numpy as np
+
+    from ccfl_jax.stream import cut
+
+    rest = job.schedule.rounds(int(job.state.round), job.config.rounds)
+    if job.memory is None or not len(rest.client):
+        return ""
+    pieces = cut(rest, job.data, job.memory)
+    lengths = np.diff(pieces.starts)
+    return (
+        f"; streamed, {len(lengths)} pieces of {lengths.min()} to {lengths.max()} rounds, "
+        f"{pieces.nbytes / 1e6:.3g} MB each"
     )
 
 

@@ -1,5 +1,7 @@
 """FederatedData and the shared checks."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,6 +149,131 @@ def test_bad_input_is_refused_in_one_line(bad_arrays, rows, message):
         fd.FederatedData.from_indices(bad_arrays, rows)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def flat(rows):
+    return np.concatenate([np.array(own, int) for own in rows]), np.cumsum([0, *map(len, rows)])
+
+
+def test_from_offsets_is_from_indices_on_the_host():
+    source = arrays()
+    indices, offsets = (a.astype(np.int32) for a in flat(ROWS))
+    data = fd.FederatedData.from_offsets(source, indices, offsets)
+    for ours, theirs in zip(*map(jax.tree.leaves, (data, build(ROWS))), strict=True):
+        assert type(ours) is np.ndarray
+        np.testing.assert_array_equal(ours, theirs)
+    assert data.arrays["x"] is source["x"]
+    assert data.indices is indices and data.offsets is offsets
+    wide = fd.FederatedData.from_offsets(source, *flat(ROWS))
+    assert wide.indices.dtype == wide.offsets.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("indices", "offsets", "message"),
+    [
+        (
+            [0, 1],
+            [0, 1],
+            "offsets: found 2 numbers, 0 to 1, legal: at least 2, ascending from 0 to 2",
+        ),
+        ([0, 1], [1, 2], "found 2 numbers, 1 to 2"),
+        ([0, 1], [0, 2, 1, 2], "found 4 numbers, 0 to 2, legal: at least 2, ascending"),
+        ([0], [0], "found 1 numbers, 0 to 0"),
+        (np.zeros(0, int), np.zeros(0, int), "found 0 numbers, nothing"),
+        ([0, 1, 3], [0, 1, 1, 3], "indices of client 2: row 3; legal: 0..2"),
+        ([-1, 1], [0, 0, 2], "indices of client 1: row -1"),
+        ([0.0], [0, 1], "indices must be a 1-D integer array, found shape (1,) and dtype float64"),
+        ([0], [[0, 1]], "offsets must be a 1-D integer array, found shape (1, 2)"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(indices, offsets, message):
+    with pytest.raises(ValueError) as caught:
+        fd.FederatedData.from_offsets(ONE, indices, offsets)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 8)), min_size=1, max_size=6),
+    st.lists(st.integers(0, 5)),
+    st.integers(0, 4),
+)
+def test_only_keeps_these_clients_and_empties_the_others(rows, clients, spare):
+    clients = np.array([c % len(rows) for c in clients], int)
+    data = fd.FederatedData.from_offsets(arrays(9), *flat(rows))
+    total = sum(len(rows[c]) for c in set(clients))
+    for padded in (None, max(total, 1) + spare):
+        piece = data.only(clients, padded)
+        assert len(piece) == len(rows)
+        assert {leaf.shape for leaf in (piece.indices, piece.arrays["y"])} == {
+            (padded or max(total, 1),)
+        }
+        assert piece.indices.dtype == piece.offsets.dtype == np.int32
+        for client, own in enumerate(rows):
+            expected = np.array(own if client in clients else [], int)
+            for name, array in arrays(9).items():
+                np.testing.assert_array_equal(piece.client(client)[name], array[expected])
+
+
+def test_only_narrows_as_a_device_does():
+    source = {"n": np.array([7, 2**40]), "r": np.array([0.1, 0.2])}
+    data = fd.FederatedData(source, np.array([0, 1]), np.array([0, 1, 2]))
+    piece = data.only([0])
+    assert piece.arrays["n"].dtype == np.int32 and piece.arrays["r"].dtype == np.float32
+    with pytest.raises(ValueError, match="'n' has values 7..1099511627776; legal: those of int32"):
+        data.only([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("clients", "rows", "message"),
+    [
+        ([3], None, "clients: found 3 to 3, legal: 0..2"),
+        ([-1, 1], None, "clients: found -1 to 1, legal: 0..2"),
+        ([0.5], None, "clients must be a 1-D integer array"),
+        ([0, 2], 4, "rows: found 4, legal: 5, which these clients have, to 2147483647"),
+        ([1], 0, "rows: found 0, legal: 1"),
+        ([1], 2.0, "rows: found 2.0"),
+    ],
+)
+def test_only_refuses(clients, rows, message):
+    with pytest.raises(ValueError) as caught:
+        build(ROWS).only(clients, rows)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_only_reads_data_on_a_device_too():
+    piece = build(ROWS).only([2])
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(piece))
+    np.testing.assert_array_equal(piece.client(2)["y"], np.array([5, 1, 3]) % 3)
+
+
+def test_136_million_rows_of_350_000_clients_need_no_object_per_client():
+    clients, total = 350_000, 136_000_000
+    offsets = np.linspace(0, total, clients + 1).astype(np.int32)
+    zeros = {"x": np.zeros((1, 4), np.uint8)}
+    rows = np.broadcast_to(np.int32(0), total)  # as long as the real thing, and 4 bytes
+    named = np.arange(0, clients, 350)
+    tracemalloc.start()
+    data = fd.FederatedData.from_offsets(zeros, rows, offsets)
+    _, peak_built = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    piece = data.only(named)
+    _, peak_cut = tracemalloc.get_traced_memory()
+    objects = sum(stat.count for stat in tracemalloc.take_snapshot().statistics("filename"))
+    tracemalloc.stop()
+    assert piece.sizes.sum() == np.diff(offsets)[named].sum() == 388_000
+    assert objects < 1000
+    # A few arrays as long as the offsets (2.8 MB), and as the rows of 1,000 clients (3.1 MB).
+    assert peak_built < 10e6 and peak_cut < 30e6
+
+
+def test_offsets_beyond_32_bits_are_kept_on_the_host():
+    total = 2**31 + 5
+    rows, offsets = np.broadcast_to(np.int32(2), total), np.array([0, 3, total - 2, total])
+    data = fd.FederatedData.from_offsets({"x": np.arange(3)}, rows, offsets)
+    np.testing.assert_array_equal(data.offsets, offsets)
+    piece = data.only([0, 2])
+    assert piece.offsets.tolist() == [0, 3, 3, 5] and piece.offsets.dtype == np.int32
+    assert piece.client(2)["x"].tolist() == [2, 2]
 
 
 def test_labels_outside_the_range_are_refused_with_value_and_count():

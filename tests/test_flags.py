@@ -60,6 +60,7 @@ def test_defaults_are_the_papers():
         "resume": False,
         "lanes": None,
         "devices": None,
+        "data_memory": None,
         "schedule_file": None,
         "progress": True,
         "compilation_cache": "~/.cache/ccfl_jax",
@@ -96,6 +97,7 @@ def test_the_last_of_a_repeated_flag_wins(tmp_path):
         (["--eps=0", "--initial_accumulator=1e-6"], "eps", 0.0),
         (["--num_clients=5"], "num_clients", 5),
         (["--lanes=3"], "lanes", 3),
+        (["--data_memory=0.5"], "data_memory", 0.5),
         (["--local_steps=10", "--randomness=0.1"], "local_steps", 10),
         (["--partition=dirichlet_client", "--alpha=0.1"], "alpha", 0.1),
         (["--data_dir=d"], "data_dir", "d"),
@@ -120,7 +122,7 @@ def test_cc_fedavg_has_server_lr_one():
 _COUNTS = ["num_clients", "buffer_size", "local_epochs", "local_steps", "batch_size", "rounds"]
 _COUNTS += ["eval_every", "lanes", "devices"]
 _RATES = ["local_lr", "server_lr", "eps", "initial_accumulator"]
-_FLOATS = ["alpha", "randomness", "b1", "b2", *_RATES]
+_FLOATS = ["alpha", "randomness", "data_memory", "b1", "b2", *_RATES]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ _FLOATS = ["alpha", "randomness", "b1", "b2", *_RATES]
     + [(name, "1e39", "1e+39", "a number") for name in _FLOATS]
     + [(name, "abc", "'abc'", "a number") for name in _FLOATS]
     + [(name, "1", "1.0", "from 0 to below 1") for name in ("b1", "b2")]
-    + [(name, "0", "0.0", "a number above 0") for name in ("alpha", "randomness")]
+    + [(name, "0", "0.0", "a number above 0") for name in ("alpha", "randomness", "data_memory")]
     + [
         ("max_delay", "-1", "-1", "from 0 to 2147483647"),
         ("seed", "-1", "-1", "from 0 to 4294967295"),

@@ -21,6 +21,7 @@ ROWS = {
     "data": 2,
     "models": 2,
     "tasks": 3,
+    "stream": 3,
     "rounds": 4,
     "simulate": 5,
     "record": 6,

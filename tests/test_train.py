@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 import ccfl_jax as ccfl
 from ccfl_jax import record
+from ccfl_jax.stream import cut
 from experiments import devices, flags, job, train
 
 _BASE = [
@@ -169,6 +171,77 @@ def test_a_run_on_more_devices_is_the_same_run(straight, tmp_path):
     for one, two in zip(straight[1], _rows(folder), strict=True):
         assert one["samples"] == two["samples"]
         assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-5)
+
+
+def test_a_streamed_run_is_the_same_run(straight, ready, tmp_path, capsys):
+    folder, memory = tmp_path / "streamed", 250_000
+    args = ["--rounds=6", "--eval_every=2", f"--out_dir={folder}"]
+    assert _main(*args, "--data_memory=0.25") == 0
+    assert _without_clocks(_rows(folder)) == _without_clocks(straight[1])
+    pieces = cut(ccfl.Schedule.load(folder / record.SCHEDULE), ready.data, memory)
+    lengths = np.diff(pieces.starts)
+    assert len(lengths) > 3 and 2 * pieces.nbytes <= memory
+    header = capsys.readouterr().out.splitlines()[1]
+    assert header == (
+        f"data      digits: 1437 to train, 360 to test; streamed, {len(lengths)} pieces of "
+        f"{lengths.min()} to {lengths.max()} rounds, {pieces.nbytes / 1e6:.3g} MB each"
+    )
+
+
+def test_going_on_from_a_whole_run_to_a_streamed_one(straight, tmp_path, capsys):
+    folder = _copy(straight[0], tmp_path / "a")
+    shutil.rmtree(folder / record.CHECKPOINTS / "6")
+    args = ["--rounds=6", "--eval_every=2", "--resume", f"--out_dir={folder}"]
+    assert _main(*args, "--data_memory=0.25") == 0
+    assert _without_clocks(_rows(folder)) == _without_clocks(straight[1])
+    assert "pieces of 1 to 1 rounds" in capsys.readouterr().out  # of the two that were left
+
+
+def test_a_round_that_memory_cannot_hold(tmp_path, capsys):
+    folder = tmp_path / "a"
+    assert _main(f"--out_dir={folder}", "--data_memory=0.01") == 2
+    assert capsys.readouterr().err.startswith(
+        "train: --data_memory: found 10000 bytes, legal: at least "
+    )
+    assert not folder.exists()
+
+
+def _fake_mesh(platform, *stats):
+    local = [SimpleNamespace(platform=platform, memory_stats=lambda s=s: s) for s in stats]
+    return SimpleNamespace(devices=np.array(local), local_devices=local)
+
+
+@pytest.mark.parametrize(
+    ("flag", "mesh", "expected"),
+    [
+        ([], _fake_mesh("cpu", None), None),
+        ([], _fake_mesh("gpu", {"bytes_limit": 80 * 10**9}), None),
+        ([], _fake_mesh("gpu", {"bytes_limit": 30 * 10**9}), 15 * 10**9),
+        ([], _fake_mesh("gpu", {"bytes_limit": 80 * 10**9}, {"bytes_limit": 9 * 10**9 + 7}),
+         4500 * 10**6),
+        ([], _fake_mesh("tpu", None), None),
+        (["--data_memory=20000"], _fake_mesh("gpu", {"bytes_limit": 10**9}), None),
+        (["--data_memory=16000"], _fake_mesh("cpu", None), 16 * 10**9),
+    ],
+)  # fmt: skip
+def test_data_are_streamed_where_half_the_memory_is_too_little(flag, mesh, expected):
+    images = np.broadcast_to(np.float32(0), (20_000_000, 200))  # 16 GB that take 4 bytes
+    data = ccfl.FederatedData({"x": images}, np.arange(10), np.array([0, 10]))
+    assert job._memory(_config(*flag), data, mesh) == expected
+
+
+def test_evaluations_and_long_stretches_cut_pieces(ready):
+    """700 rounds, evaluated every 300, on data that are there: at most 250 at once."""
+    schedule = ccfl.random_schedule(0, 700, 12, 3)
+    long = ready._replace(
+        schedule=schedule, config=dataclasses.replace(ready.config, rounds=700, eval_every=300)
+    )
+    pieces = [piece.client for piece, _ in train._pieces(long, 0)]
+    assert [len(piece) for piece in pieces] == [0, 250, 50, 250, 50, 100]
+    np.testing.assert_array_equal(np.concatenate(pieces), schedule.client)
+    later = [piece.client for piece, _ in train._pieces(long, 290)]
+    assert [len(piece) for piece in later] == [0, 10, 250, 50, 100]
+    np.testing.assert_array_equal(np.concatenate(later), schedule.client[290:])
 
 
 def test_resuming_a_finished_run_changes_no_file(straight, tmp_path, capsys):

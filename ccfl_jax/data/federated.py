@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ccfl_jax.data.checks import is_integer
+from ccfl_jax.data.checks import integer_vector, is_integer
 
 
 @jax.tree_util.register_dataclass
@@ -22,12 +22,13 @@ class FederatedData:
     Attributes:
         arrays: name -> array [N, ...], any dtype; row n of every array is sample n.
         indices: int32 [total], the clients' row numbers one client after another.
-        offsets: int32 [clients + 1], from 0 to total.
+        offsets: int32 [clients + 1], from 0 to total; from 2**31 rows on int64, and then no
+            device takes the data whole.
     """
 
-    arrays: dict[str, jax.Array]
-    indices: jax.Array
-    offsets: jax.Array
+    arrays: dict[str, jax.Array | np.ndarray]
+    indices: jax.Array | np.ndarray
+    offsets: jax.Array | np.ndarray
 
     @classmethod
     def from_indices(
@@ -59,6 +60,91 @@ class FederatedData:
             offsets=jnp.asarray(offsets),
         )
 
+    @classmethod
+    def from_offsets(
+        cls, arrays: dict[str, np.ndarray], indices: np.ndarray, offsets: np.ndarray
+    ) -> Self:
+        """Builds the container from all row lists in one array; everything stays on the host.
+
+        This is the way for many clients and for arrays that are memory-mapped: there is no object
+        per client, arrays are kept as they are, unread and uncopied, and so are indices and offsets
+        of the right dtype (`indices` is read once). Later writes to them show.
+
+        Args:
+            arrays: name -> array [N, ...].
+            indices: integers [total] in 0..N-1, the clients' rows one client after another.
+            offsets: integers [clients + 1], ascending from 0 to total.
+
+        Raises:
+            ValueError: `arrays` are as `from_indices` refuses them; indices or offsets are no
+                integer vectors; offsets do not ascend from 0 to total; a row is outside 0..N-1.
+        """
+        num_rows = _check_arrays(arrays)
+        indices, offsets = integer_vector("indices", indices), integer_vector("offsets", offsets)
+        wide = offsets.astype(np.int64)
+        if len(wide) < 2 or wide[0] != 0 or wide[-1] != len(indices) or (np.diff(wide) < 0).any():
+            ends = f"{wide[0]} to {wide[-1]}" if wide.size else "nothing"
+            raise ValueError(
+                f"offsets: found {len(wide)} numbers, {ends}, legal: at least 2, ascending from 0 "
+                f"to {len(indices)}, the length of indices"
+            )
+        if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
+            place = np.flatnonzero((indices < 0) | (indices >= num_rows))[0]
+            client = np.searchsorted(wide[1:], place, side="right")
+            raise ValueError(
+                f"indices of client {client}: row {indices[place]}; legal: 0..{num_rows - 1}"
+            )
+        return cls(
+            arrays=dict(arrays),
+            indices=indices.astype(np.int32, copy=False),
+            offsets=offsets.astype(np.int32 if len(indices) < 2**31 else np.int64, copy=False),
+        )
+
+    def only(self, clients: np.ndarray | Sequence[int], rows: int | None = None) -> Self:
+        """The samples of some clients, put together in host memory; all others are left empty.
+
+        Clients keep their numbers, and with them their randomness. Rows are gathered, so a
+        memory-mapped array is read in no other place.
+
+        Args:
+            clients: whom to keep, integers in 0..clients-1; one named twice is there once.
+            rows: rows of the result, so that several of them have one shape; by default as many as
+                these clients have, at least one. Those too many repeat row 0 and are nobody's.
+
+        Returns:
+            NumPy arrays [rows, ...], row after row in the order of the clients' numbers; indices
+            int32 [rows], offsets int32 [clients + 1]. 64-bit numbers become 32-bit ones unless
+            `jax_enable_x64` is set.
+
+        Raises:
+            ValueError: a client that does not exist, fewer `rows` than the clients have, or an
+                integer that does not fit in 32 bits.
+        """
+        kept = np.unique(integer_vector("clients", clients))
+        if kept.size and not 0 <= kept[0] <= kept[-1] < len(self):
+            raise ValueError(f"clients: found {kept[0]} to {kept[-1]}, legal: 0..{len(self) - 1}")
+        offsets = np.asarray(self.offsets)
+        starts, sizes = offsets[kept], np.zeros(len(self), np.int64)
+        sizes[kept] = offsets[kept + 1] - starts
+        ends = np.cumsum(sizes[kept])
+        total = int(ends[-1]) if kept.size else 0
+        rows = max(total, 1) if rows is None else rows
+        if not is_integer(rows) or not max(total, 1) <= rows < 2**31:
+            raise ValueError(
+                f"rows: found {rows!r}, legal: {max(total, 1)}, which these clients have, "
+                f"to {2**31 - 1}"
+            )
+        places = np.repeat(starts - (ends - sizes[kept]), sizes[kept]) + np.arange(total)
+        source = np.zeros(rows, np.int32)
+        source[:total] = np.asarray(self.indices)[places]
+        arrays = {name: np.asarray(array)[source] for name, array in self.arrays.items()}
+        _check_arrays(arrays)
+        return type(self)(
+            arrays={name: a.astype(held_dtype(a), copy=False) for name, a in arrays.items()},
+            indices=np.arange(rows, dtype=np.int32),
+            offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+        )
+
     def __len__(self) -> int:
         return self.offsets.shape[0] - 1
 
@@ -78,6 +164,11 @@ class FederatedData:
         start, stop = np.asarray(self.offsets)[i : i + 2]
         rows = np.asarray(self.indices)[start:stop]
         return {name: np.asarray(array)[rows] for name, array in self.arrays.items()}
+
+
+def held_dtype(array: np.ndarray | jax.Array) -> np.dtype:
+    """The dtype of the array on a device, where 64-bit numbers are 32-bit ones by default."""
+    return jax.dtypes.canonicalize_dtype(array.dtype)
 
 
 def _on_device(array: np.ndarray | jax.Array) -> jax.Array:
@@ -108,11 +199,13 @@ def _check_dtype(name: str, array: np.ndarray | jax.Array) -> None:
     """Raises ValueError unless JAX can hold the array's numbers."""
     if isinstance(array, jax.Array):
         return
+    on_disk = isinstance(array, np.memmap)
     array = np.asarray(array)
     if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
         raise ValueError(f"array {name!r} must hold numbers or bools, found dtype {array.dtype}")
     held = jax.dtypes.canonicalize_dtype(array.dtype)
-    if array.dtype.kind not in "iu" or held == array.dtype or not array.size:
+    # What is on disk is judged when its rows are read.
+    if on_disk or array.dtype.kind not in "iu" or held == array.dtype or not array.size:
         return
     lowest, highest = array.min(), array.max()
     if lowest < np.iinfo(held).min or highest > np.iinfo(held).max:
