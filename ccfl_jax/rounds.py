@@ -132,8 +132,7 @@ def build_round(
         normalise: by what an upload is divided, "steps" (the paper's K), "epochs" or "none".
         aggregate: m uploads -> pseudo-gradient, `mean()` by default.
         lanes: how many clients advance together on a device. A lane costs as much as the longest of
-            its group. By default all on an accelerator and one on a CPU, where a kernel per client
-            only makes convolutions slow.
+            its group. By default as many as `layout.lanes` says for the size of the model.
         mesh: devices to spread the clients of a round over, along its first axis; one device by
             default. State and data are held by all of them: put them there first, with
             `jax.device_put(..., NamedSharding(mesh, PartitionSpec()))`, or every run compiles
@@ -210,7 +209,9 @@ def _add_up(
     Slots advance in groups of `lanes` on each device; no more uploads than that exist at a time.
     """
     if lanes is None:
-        lanes = 1 if jax.default_backend() == "cpu" else len(steps)
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        devices = 1 if mesh is None else mesh.size
+        lanes = layout.lanes(jax.default_backend(), parameters, len(steps), devices)
     groups, costs = layout.groups(steps, min(lanes, len(steps)))
     world = (groups, visits, state, data)
     run_groups = partial(_run_groups, visit, combine)

@@ -40,8 +40,12 @@ def run_rounds(
 
     Raises:
         ValueError: if the schedule is malformed, names a client there is none of, or asks for a
-            model that does not exist (yet) or is no longer kept.
+            model that does not exist (yet) or is no longer kept; for 2**31 rows of data or more.
     """
+    if len(data.indices) >= 2**31:
+        raise ValueError(
+            f"data: found {len(data.indices)} rows, legal: under 2**31 at once, see stream_rounds"
+        )
     check_schedule(schedule, len(data), int(state.round), ring.length(state.history))
     rounds = len(schedule.client)
     padding = max(-rounds % _ROUNDS_PADDED_TO, 0 if rounds else _ROUNDS_PADDED_TO)

@@ -35,6 +35,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ccfl_jax as ccfl
+from ccfl_jax import layout
 from experiments.workloads import CASES, Workload
 
 _PIECES = 5  # so many pieces make up the asked time
@@ -78,15 +79,14 @@ def measure(
         workload: what to run.
         seconds: how long to time it, apart from compiling and from `others`.
         mesh: devices that the clients are spread over, one by default.
-        lanes: clients that advance together on a device; by default the workload's on a CPU, all
-            on an accelerator.
+        lanes: clients that advance together on a device; by default as `layout.lanes`.
         others: name -> a loop that trains a piece of schedule and returns its useful samples; each
             does one round in turn with every piece of ours.
     """
-    if lanes is None and jax.default_backend() == "cpu":
-        lanes = workload.lanes_on_cpu
     slots, devices = workload.schedule.client.shape[1], 1 if mesh is None else mesh.size
-    lanes = min(lanes or slots, slots)
+    shapes = jax.tree.leaves(jax.eval_shape(workload.task.init, jax.random.key(0)))
+    parameters = sum(leaf.size for leaf in shapes)
+    lanes = min(lanes or layout.lanes(jax.default_backend(), parameters, slots, devices), slots)
     started = time.perf_counter()
     advance = _prepare(workload, mesh, lanes)
     compile_s = _timed(advance, workload.schedule.rounds(0, 0))[1]

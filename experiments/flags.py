@@ -19,6 +19,7 @@ from experiments.rules import INT32_MAX, SERVERS, check_together
 DATASETS = ("digits", "fashion_mnist", "synthetic")
 MODELS = ("cnn", "mlp", "logistic")
 PARTITIONS = ("iid", "dirichlet", "dirichlet_client", "natural")
+DTYPES = ("float32", "bfloat16")
 NORMALISATIONS = ("steps", "epochs", "none")
 _FLOAT32_MAX = 3.4e38
 
@@ -56,6 +57,7 @@ class Config:
     seed: int
     out_dir: str | None
     resume: bool
+    compute_dtype: str
     lanes: int | None
     devices: int | None
     data_memory: float | None
@@ -125,7 +127,12 @@ _GROUPS = {
         "local_lr": _Flag(_RATE, 0.01, "eta_l, step size of local SGD"),
         "batch_size": _Flag(_whole(1), 20, "rows of a local step"),
         "normalise": _Flag(_one_of(NORMALISATIONS), "steps", "what a client divides its delta by"),
-        "lanes": _Flag(_whole(1), None, "clients that advance together; unset: by device"),
+        "compute_dtype": _Flag(
+            _one_of(DTYPES), "float32", "what the model computes in; all that is kept stays float32"
+        ),
+        "lanes": _Flag(
+            _whole(1), None, "clients that advance together on a device; unset: by model and device"
+        ),
         "devices": _Flag(
             _whole(1), None, "devices to spread clients over; unset: all, or one per CPU core"
         ),

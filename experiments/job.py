@@ -87,13 +87,13 @@ def prepare(config: Config) -> Job:
     train, test = ccfl.load_dataset(config.dataset, config.data_dir)
     clients = _clients(config, train)
     task = ccfl.classification_task(
-        _model(config), train["x"].shape[1:], NUM_CLASSES[config.dataset]
+        _model(config), train["x"].shape[1:], NUM_CLASSES[config.dataset], config.compute_dtype
     )
     server = _server(config)
     round_fn = ccfl.build_round(
         task,
         server,
-        local=optax.sgd(config.local_lr),
+        local=config.local_lr,
         batch_size=config.batch_size,
         work_unit="epochs" if config.local_steps is None else "steps",
         normalise=config.normalise,

@@ -232,7 +232,8 @@ def _header(job: "Job") -> str:
             f"rounds    {config.rounds} of {config.buffer_size} uploads, staleness up to "
             f"{config.max_delay}; evaluation every {config.eval_every}",
             f"model     {config.model}: {sum(leaf.size for leaf in leaves)} parameters; history of "
-            f"{config.max_delay + 1} models, {history / 1e6:.2f} MB",
+            f"{config.max_delay + 1} models, {history / 1e6:.2f} MB; computed in "
+            f"{config.compute_dtype}",
             f"device    {len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
         ]
     )

@@ -34,7 +34,6 @@ class Workload(NamedTuple):
             two for each multiplication of a weight and each of the two backward products, none for
             zeros that a lowering multiplies, nor for norms, the optimiser or metrics.
         work_unit: what the schedule's `work` counts.
-        lanes_on_cpu: clients that advance together on a CPU.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Workload(NamedTuple):
     local_lr: float
     flops: float
     work_unit: WorkUnit = "epochs"
-    lanes_on_cpu: int = 1
 
 
 def fmnist_cnn(
@@ -152,7 +150,6 @@ def logistic_many(
         batch_size=batch_size,
         local_lr=0.1,
         flops=2 * 2 * 60 * 10,
-        lanes_on_cpu=64,
     )
 
 

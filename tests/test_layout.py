@@ -46,3 +46,24 @@ def test_longest_first_by_hand(costs, devices, longest):
     plan, counts = layout.longest_first(jnp.array(costs, jnp.int32), devices)
     loads = [sum(costs[g] for g in plan[d, : counts[d]]) for d in range(devices)]
     assert max(loads) == longest
+
+
+@pytest.mark.parametrize(
+    ("backend", "parameters", "slots", "devices", "lanes"),
+    [
+        ("cpu", 610, 1000, 2, 81),
+        ("cpu", 610, 30, 2, 15),
+        ("cpu", 610, 5, 2, 3),
+        ("cpu", 25_001, 1000, 1, 1),
+        ("cpu", 10**9, 5, 1, 1),
+        ("gpu", 44_426, 5, 1, 5),
+        ("gpu", 44_426, 1000, 8, 125),
+        ("gpu", 11_000_000, 1000, 1, 24),
+        ("tpu", 10**9, 5, 1, 1),
+        ("gpu", 0, 3, 1, 3),
+    ],
+)
+def test_lanes_hold_so_many_parameters_and_no_more_than_a_devices_share(
+    backend, parameters, slots, devices, lanes
+):
+    assert layout.lanes(backend, parameters, slots, devices) == lanes

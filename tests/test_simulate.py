@@ -114,6 +114,14 @@ def test_a_model_before_the_first_is_refused_with_its_round():
     ccfl.run_rounds(round_fn, state, schedule, data)  # one round later it is legal
 
 
+def test_more_rows_than_row_numbers_are_refused():
+    data, round_fn, state = setting()
+    many = np.broadcast_to(np.int32(0), 2**31)
+    huge = ccfl.FederatedData(data.arrays, many, np.array([0, 1, 2, 3, 2**31]))
+    with pytest.raises(ValueError, match=f"data: found {2**31} rows, legal: under .*stream_rounds"):
+        ccfl.run_rounds(round_fn, state, make_schedule([[0]]), huge)
+
+
 def test_no_round_reads_an_unwritten_model():
     """With every unwritten place poisoned, a legal schedule gives the same result."""
     data, round_fn, state = setting()

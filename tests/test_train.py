@@ -147,7 +147,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, ready, tmp_path, ca
     # larger total, the other cadence and the lanes are free to change.
     folder = _copy(straight[0], tmp_path / "a")
     shutil.rmtree(folder / record.CHECKPOINTS / "6")
-    args = ["--rounds=7", "--eval_every=3", "--lanes=1", "--resume"]
+    args = ["--rounds=7", "--eval_every=3", "--lanes=3", "--resume"]
     assert _main(*args, f"--out_dir={folder}") == 0
     rows = _rows(folder)
     assert [row["round"] for row in rows] == [0, 2, 4, 6, 7]
@@ -171,6 +171,16 @@ def test_a_run_on_more_devices_is_the_same_run(straight, tmp_path):
     for one, two in zip(straight[1], _rows(folder), strict=True):
         assert one["samples"] == two["samples"]
         assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-5)
+
+
+def test_a_run_in_bfloat16_is_nearly_the_same_run(straight, tmp_path, capsys):
+    folder = tmp_path / "short"
+    args = ["--rounds=6", "--eval_every=2", "--compute_dtype=bfloat16", f"--out_dir={folder}"]
+    assert _main(*args) == 0
+    assert "computed in bfloat16" in capsys.readouterr().out
+    short, long = ([row["test_loss"] for row in rows] for rows in (_rows(folder), straight[1]))
+    assert short != long
+    np.testing.assert_allclose(short, long, rtol=0.02)
 
 
 def test_a_streamed_run_is_the_same_run(straight, ready, tmp_path, capsys):

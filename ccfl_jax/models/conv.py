@@ -7,27 +7,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
+from jax import lax
 
-from ccfl_jax.models.lowerings import band, conv2d, default_lowering, patches, tile_width
+from ccfl_jax.models.lowerings import band, conv2d, default_lowering, tile_width
 
-
-def _pool_tile(x: jax.Array, kernel: jax.Array) -> tuple[int, int]:
-    even_width = (x.shape[2] - kernel.shape[1] + 1) // 2 * 2
-    return 2, tile_width(even_width, kernel.shape[3], 2)
-
-
-def _quarters(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The convolution, one tile a row: `[tiles, 4 n]` with `n = tw / 2 o`.
-
-    A tile is two output rows high. Columns are ordered by row parity, column parity, window and
-    feature, so the four positions of a pooling window lie in the same place of four blocks.
-    """
-    tile = _pool_tile(x, kernel)
-    positions = [(p, q + s) for p in (0, 1) for s in (0, 1) for q in range(0, tile[1], 2)]
-    return patches(x, kernel.shape[:2], tile, (1, 1)) @ band(kernel, tile, positions, (1, 1))
+# As `lowerings._MAX_COLUMNS`, for products with the batch in the last axis.
+_MAX_COLUMNS = 64
+_OVER_LAST_AXES = (((1,), (1,)), ((), ()))
+_OVER_FIRST_AXES = (((0,), (0,)), ((), ()))
 
 
-@jax.custom_vjp
 def conv_relu_pool(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Convolution, bias, relu and 2 x 2 max-pooling with stride 2 in one block.
 
@@ -39,15 +28,97 @@ def conv_relu_pool(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Arra
     A window's gradient goes to its first maximum in row-major order, and nowhere if the output
     is 0: the same as for `max_pool(relu(y))`. For the backward pass only the winner's place is
     kept, so that the gradient before pooling is written once. Reverse mode only.
+
+    It is the "banded" product of `lowerings` over tiles two rows high, transposed: images are the
+    last axis, so that copies, pooling and sums run over long runs of memory,
+
+        band [kh + 1, pw i, 4 n]^T  @  patches [(kh + 1) pw i, rows columns b]  ->  [4 n, ...].
+
+    Columns of the band are ordered by row parity, column parity, window and feature, so the four
+    positions of a pooling window lie in the same place of four blocks. A block's output has the
+    layout that the next one reads (`_split`), and XLA drops the transpositions between the two.
     """
+    kw, o = kernel.shape[1], kernel.shape[3]
+    even_width = (x.shape[2] - kw + 1) // 2 * 2
+    tw = tile_width(even_width, o, 2, _MAX_COLUMNS)
+    width = even_width + -(-(kw - 1) // tw) * tw
+    x = x[:, :, :width]
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2]), (0, 0)))
+    return _join(_block(_split(x, tw), kernel, bias))
+
+
+def _split(x, tw):
+    """`[b, h, columns tw, i] -> [tw, i, h, columns, b]`."""
+    b, h, w, i = x.shape
+    # Through two axes: XLA gives such a transposition to the product that follows it.
+    return x.reshape(b, h * w * i).T.reshape(h, w // tw, tw, i, b).transpose(2, 3, 0, 1, 4)
+
+
+def _join(x):
+    """The inverse of `_split`."""
+    tw, i, h, columns, b = x.shape
+    x = x.transpose(2, 3, 0, 1, 4).reshape(h * columns * tw * i, b)
+    return x.T.reshape(b, h, columns * tw, i)
+
+
+def _sizes(x, kernel):
+    """The patch's width, and how many tiles and overlapping columns of tiles there are."""
+    patch_width = x.shape[0] - 1 + kernel.shape[1]
+    overlap = -(-patch_width // x.shape[0])
+    return patch_width, overlap, (x.shape[2] - kernel.shape[0] + 1) // 2, x.shape[3] - overlap + 1
+
+
+def _patches(x, kernel):
+    """`[tw, i, h, columns, b] -> [(kh + 1) pw i, rows columns b]`, one copy for each direction."""
+    tw, i, h, _, b = x.shape
+    pw, overlap, rows, columns = _sizes(x, kernel)
+    # Slices keep their axes until they are joined: XLA would divide for every single number.
+    wide = [
+        x[: pw - c * tw, :, :, c : c + columns].reshape(-1, h, columns, b) for c in range(overlap)
+    ]
+    wide = jnp.concatenate(wide).reshape(pw * i, h, columns * b)
+    high = [wide[:, u : u + 2 * rows - 1 : 2] for u in range(kernel.shape[0] + 1)]
+    return jnp.concatenate(high).reshape(-1, rows * columns * b)
+
+
+def _unpatch(d_patches, x, kernel):
+    """The transpose of `_patches`: every input gets the sum over the patches that it is in."""
+    tw, i, h, w, b = x.shape
+    pw, overlap, rows, columns = _sizes(x, kernel)
+    high = _overlap_add(d_patches.reshape(-1, pw * i, rows, columns * b), h, 2)
+    high = jnp.pad(high, ((0, (overlap * tw - pw) * i), (0, 0), (0, 0)))
+    wide = _overlap_add(high.reshape(overlap, tw * i * h, columns, b), w, 1)
+    return wide.reshape(x.shape)
+
+
+def _overlap_add(x, size, step):
+    """`y[m, q] = sum_s x[s, m, (q - s) / step]`: `[s, m, windows, n] -> [m, size, n]`."""
+    shifts, _, windows, _ = x.shape
+    out = []  # place by place: XLA is five times slower on a sum of padded arrays
+    for q in range(size):
+        places = [(s, (q - s) // step) for s in range(shifts) if (q - s) % step == 0]
+        terms = [x[s, :, p] for s, p in places if 0 <= p < windows]
+        out.append(sum(terms[1:], terms[0]) if terms else jnp.zeros_like(x[0, :, 0]))
+    return jnp.stack(out, axis=1)
+
+
+def _band(kernel, tw):
+    """`[(kh + 1) pw i, 4 n]` with `n = tw / 2 o`."""
+    positions = [(p, q + s) for p in (0, 1) for s in (0, 1) for q in range(0, tw, 2)]
+    return band(kernel, (2, tw), positions, (1, 1))
+
+
+@jax.custom_vjp
+def _block(x, kernel, bias):
+    """The block on `_split` images: `[tw, i, h, columns, b] -> [tw / 2, o, rows, columns, b]`."""
     # The forward rule itself, so that XLA can merge a metrics pass with that of the loss.
     return _forward(x, kernel, bias)[0]
 
 
-def _pool(y, bias):
-    """Relu of the greatest of the four blocks of `y[tiles, 4 n]`, and which block that is."""
+def _pool(blocks, bias):
+    """Relu of the greatest of the four blocks `[n, tiles]`, and which block that is."""
     # Added to each block: XLA is ten times slower here on one addition that is split afterwards.
-    first, second, third, fourth = (block + bias for block in jnp.split(y, 4, axis=1))
+    first, second, third, fourth = (block + bias[:, None] for block in blocks)
     top = jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
     winner = jnp.where(first == top, 0, jnp.where(second == top, 1, jnp.where(third == top, 2, 3)))
     # 4 is no block: where relu is 0 no gradient passes.
@@ -55,34 +126,35 @@ def _pool(y, bias):
 
 
 def _forward(x, kernel, bias):
-    b, h, w, _ = x.shape
-    kh, kw, _, o = kernel.shape
-    height, width = (h - kh + 1) // 2, (w - kw + 1) // 2
-    _, tw = _pool_tile(x, kernel)
-    y, bias = _quarters(x, kernel), jnp.tile(bias, tw // 2)[None]
+    tw, o, b = x.shape[0], kernel.shape[3], x.shape[4]
+    _, _, rows, columns = _sizes(x, kernel)
+    patches = _patches(x, kernel)
+    y = lax.dot_general(_band(kernel, tw), patches, _OVER_FIRST_AXES).reshape(4, tw // 2 * o, -1)
+    bias = jnp.tile(bias, tw // 2)
     # XLA ends a fusion at a concatenation. Pooled in one piece, the winner would not be written
     # but found anew for every one of the numbers that the backward pass needs it for.
-    pooled = [_pool(column, bias) for column in jnp.split(y, 2 * width // tw)]
-    out = jnp.concatenate([out for out, _ in pooled], axis=1)
-    winner = jnp.concatenate([winner for _, winner in pooled])
-    return out.reshape(b, height, width, o), (x, kernel, winner)
+    half = bias.shape[0] // 2
+    pooled = [_pool(y[:, part], bias[part]) for part in (slice(half), slice(half, None))]
+    out, winner = (
+        jnp.concatenate(halves).reshape(tw // 2, o, rows, columns, b)
+        for halves in zip(*pooled, strict=True)
+    )
+    return out, (x, kernel, patches, winner)
 
 
 def _backward(residuals, g):
-    x, kernel, winner = residuals
-    _, tw = _pool_tile(x, kernel)
-    b, height, width, o = g.shape
-    g = g.reshape(b * height, width * o)
-    g = jnp.concatenate(jnp.split(g, 2 * width // tw, axis=1))
+    x, kernel, patches, winner = residuals
     zero = jnp.zeros((), g.dtype)
-    dy = jnp.concatenate([jnp.where(winner == place, g, zero) for place in range(4)], axis=1)
-    d_bias = jnp.where(winner < 4, g, zero).sum(0).reshape(-1, o).sum(0)
+    dy = jnp.concatenate([jnp.where(winner == place, g, zero) for place in range(4)])
+    dy = dy.reshape(-1, patches.shape[1])
+    d_bias = jnp.where(winner < 4, g, zero).sum((0, 2, 3, 4))
+    matrix, pull = jax.vjp(lambda kernel: _band(kernel, x.shape[0]), kernel)
+    (d_kernel,) = pull(lax.dot_general(patches, dy, _OVER_LAST_AXES))
     # Two separate results: XLA drops the input's gradient where nobody asks for it.
-    d_x, d_kernel = jax.vjp(_quarters, x, kernel)[1](dy)
-    return d_x, d_kernel, d_bias
+    return _unpatch(matrix @ dy, x, kernel), d_kernel, d_bias
 
 
-conv_relu_pool.defvjp(_forward, _backward)
+_block.defvjp(_forward, _backward)
 
 
 class Conv(nn.Module):

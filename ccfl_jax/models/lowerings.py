@@ -113,19 +113,19 @@ def _banded(x: jax.Array, kernel: jax.Array, strides: Sequence[int]) -> jax.Arra
     b, h, w, _ = x.shape
     (kh, kw, _, o), (sh, sw) = kernel.shape, strides
     height, width = (h - kh) // sh + 1, (w - kw) // sw + 1
-    tile = (1, tile_width(width, o, 1))
+    tile = (1, tile_width(width, o, 1, _MAX_COLUMNS))
     matrix = band(kernel, tile, [(0, q) for q in range(tile[1])], strides)
     y = patches(x, (kh, kw), tile, strides) @ matrix
     return jnp.concatenate(jnp.split(y, width // tile[1]), axis=1).reshape(b, height, width, o)
 
 
-def tile_width(width: int, features: int, height: int) -> int:
-    """The widest tile of `height` rows with at most `_MAX_COLUMNS` that divides `width`.
+def tile_width(width: int, features: int, height: int, columns: int) -> int:
+    """The widest tile of `height` rows with at most `columns` columns that divides `width`.
 
     Multiples of `height` only, so that a tile of two rows holds whole pooling windows, and half
-    the width at most: see `conv._forward`. Where nothing fits, a tile is as wide as it is high.
+    the width at most. Where nothing fits, a tile is as wide as it is high.
     """
-    widest = min(width // 2, _MAX_COLUMNS // (height * features))
+    widest = min(width // 2, columns // (height * features))
     fits = [t for t in range(height, widest + 1, height) if width % t == 0]
     return max(fits, default=height)
 
