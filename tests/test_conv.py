@@ -37,11 +37,16 @@ CASES = [
     ((8, 17, 2), 5, (2, 7), (1, 2), "SAME"),
     ((9, 8, 3), 5, (2, 3), (3, 1), "VALID"),
 ]
+# (input, features, kernel): also tiles whose patch is no whole number of tiles wide, one feature
+# in one window, and rows and columns that no window reaches.
 POOLED = [
-    ((10, 12, 6), (5, 5)),
-    ((13, 17, 3), (4, 2)),
-    ((6, 27, 2), (3, 1)),
-    ((5, 7, 2), (1, 6)),
+    ((10, 12, 6), 7, (5, 5)),
+    ((13, 17, 3), 7, (4, 2)),
+    ((6, 27, 2), 7, (3, 1)),
+    ((5, 7, 2), 7, (1, 6)),
+    ((7, 14, 2), 7, (3, 3)),
+    ((9, 12, 1), 3, (2, 7)),
+    ((5, 3, 1), 1, (2, 2)),
 ]
 
 
@@ -69,11 +74,12 @@ def test_conv_equals_flax_with_gradients(shape, features, kernel_size, strides, 
     assert_same_function(ours.apply, flax, random_params(ours, x), x)
 
 
-@pytest.mark.parametrize(("shape", "kernel_size"), POOLED)
-def test_fused_block_equals_flax_with_gradients(shape, kernel_size):
+@pytest.mark.parametrize(("shape", "features", "kernel_size"), POOLED)
+def test_fused_block_equals_flax_with_gradients(shape, features, kernel_size):
     x = normal((3, *shape))
-    ours = ConvReluPool(7, kernel_size, "banded")
-    assert_same_function(ours.apply, flax_pooled(7, kernel_size), random_params(ours, x), x)
+    ours = ConvReluPool(features, kernel_size, "banded")
+    flax = flax_pooled(features, kernel_size)
+    assert_same_function(ours.apply, flax, random_params(ours, x), x)
 
 
 @pytest.mark.parametrize("lowering", ["xla", "shifted"])

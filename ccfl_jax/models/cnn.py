@@ -16,8 +16,8 @@ class CNN(nn.Module):
     5 x 5 convolution to 6 features, relu, pooling; 5 x 5 convolution to 16, relu, pooling; dense
     120, relu, dense 84, relu, dense `num_classes`. Convolutions are VALID with stride 1, pooling
     is 2 x 2 with stride 2. Input float `[..., h, w, channels]`, output logits
-    `[..., num_classes]`. Raises ValueError for images under 16 x 16 and for
-    `num_classes` under 1.
+    `[..., num_classes]`. `lowering` is that of its convolutions (see `ConvReluPool`). Raises
+    ValueError for images under 16 x 16 and for `num_classes` under 1.
 
     Source: `SimpleCNNMNIST` of NIID-Bench (Li, Diao, Chen, He, ICDE 2022). Departures: Flax's
     initialisers (LeCun normal weights, zero biases) for PyTorch's uniform ones, and features are
@@ -25,6 +25,7 @@ class CNN(nn.Module):
     """
 
     num_classes: int = 10
+    lowering: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -35,8 +36,8 @@ class CNN(nn.Module):
                 f"CNN: input shape is {x.shape}, must be [..., h, w, channels] with 16 x 16 pixels"
                 " or more"
             )
-        x = ConvReluPool(6, (5, 5), name="conv1")(_written(x))
-        x = ConvReluPool(16, (5, 5), name="conv2")(x)
+        x = ConvReluPool(6, (5, 5), self.lowering, name="conv1")(_written(x))
+        x = ConvReluPool(16, (5, 5), self.lowering, name="conv2")(x)
         x = x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
         x = nn.relu(nn.Dense(120, name="dense1")(x))
         x = nn.relu(nn.Dense(84, name="dense2")(x))
@@ -47,4 +48,5 @@ def _written(x: jax.Array) -> jax.Array:
     """`x` itself. What made it, say pixels scaled, XLA works out once and not in every patch."""
     flat = x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
     # XLA for CPUs ends a fusion at a concatenation; without the barrier it would see through it.
-    return jnp.concatenate(lax.optimization_barrier(jnp.split(flat, 2, axis=-1)), axis=-1).reshape(x.shape)
+    halves = lax.optimization_barrier(jnp.array_split(flat, 2, axis=-1))
+    return jnp.concatenate(halves, axis=-1).reshape(x.shape)
