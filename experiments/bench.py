@@ -18,7 +18,6 @@ For every workload, in a table and with `--json=FILE` as a list of objects:
 """
 
 import argparse
-import contextlib
 import json
 import os
 import resource
@@ -32,10 +31,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 import ccfl_jax as ccfl
 from ccfl_jax import layout
+from experiments import devices
 from experiments.workloads import CASES, Workload
 
 _PIECES = 5  # so many pieces make up the asked time
@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
     """Runs the command line `argv`; 0, or 2 where it was refused."""
     arguments = _parser().parse_args(argv[1:])
     try:
-        mesh = _mesh(arguments.devices)
+        devices.make_host_devices(arguments.devices)
+        mesh = devices.mesh(arguments.devices)
         others = _others(arguments.against)
     except (ValueError, ImportError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -83,14 +84,14 @@ def measure(
         others: name -> a loop that trains a piece of schedule and returns its useful samples; each
             does one round in turn with every piece of ours.
     """
-    slots, devices = workload.schedule.client.shape[1], 1 if mesh is None else mesh.size
+    slots, count = workload.schedule.client.shape[1], 1 if mesh is None else mesh.size
     shapes = jax.tree.leaves(jax.eval_shape(workload.task.init, jax.random.key(0)))
     parameters = sum(leaf.size for leaf in shapes)
-    lanes = min(lanes or layout.lanes(jax.default_backend(), parameters, slots, devices), slots)
+    lanes = min(lanes or layout.lanes(jax.default_backend(), parameters, slots, count), slots)
     started = time.perf_counter()
     advance = _prepare(workload, mesh, lanes)
     compile_s = _timed(advance, workload.schedule.rounds(0, 0))[1]
-    advance(_rounds(workload.schedule, 0, 1))
+    advance(cut(workload.schedule, 0, 1))
     first_round_s = time.perf_counter() - started
     pieces, theirs = _time_pieces(workload.schedule, advance, seconds, others or {})
 
@@ -104,8 +105,8 @@ def measure(
     peak = memory.get("peak_bytes_in_use")
     return {
         "workload": workload.name,
-        "device": _device_name(),
-        "devices": devices,
+        "device": device_name(),
+        "devices": count,
         "lanes": lanes,
         "samples_per_s": float(samples_per_s),
         "client_updates_per_s": float(median(info.present.sum() / s for info, s in pieces)),
@@ -142,6 +143,21 @@ def product_gflops(size: int = _PRODUCT) -> float:
     return 2 * size**3 / seconds / 1e9
 
 
+def cut(schedule: ccfl.Schedule, first: int, count: int) -> ccfl.Schedule:
+    """Rounds `first` to `first + count`, of a schedule that goes round and round."""
+    rows = np.arange(first, first + count) % len(schedule.client)
+    return ccfl.Schedule(*(a[rows] for a in schedule[:4]))
+
+
+def device_name() -> str:
+    """The first device, or how many cores of which processor."""
+    device, cpuinfo = jax.devices()[0], Path("/proc/cpuinfo")
+    if device.platform != "cpu" or not cpuinfo.is_file():
+        return device.device_kind
+    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+    return f"{os.cpu_count()} x {names[0].split(':')[1].strip()}" if names else device.device_kind
+
+
 def _prepare(workload: Workload, mesh: Mesh | None, lanes: int) -> Advance:
     """A function that runs rounds, each call from where the last one ended."""
     server = ccfl.cc_fedavg()
@@ -157,8 +173,10 @@ def _prepare(workload: Workload, mesh: Mesh | None, lanes: int) -> Advance:
     )
     length = int(workload.schedule.staleness.max()) + 1
     state = ccfl.init_state(workload.task, server, jax.random.key(0), length)
-    place = jax.devices()[0] if mesh is None else NamedSharding(mesh, PartitionSpec())
-    data, state = jax.device_put((workload.data, state), place)
+    if mesh is None:
+        data, state = jax.device_put((workload.data, state))
+    else:
+        data, state = devices.put((workload.data, state), mesh)
 
     def advance(piece: ccfl.Schedule) -> ccfl.Info:
         nonlocal state
@@ -173,24 +191,18 @@ def _time_pieces(
     schedule: ccfl.Schedule, advance: Advance, seconds: float, others: dict[str, Callable]
 ) -> tuple[list[tuple[ccfl.Info, float]], dict[str, list[float]]]:
     """Our pieces with the seconds of each, and the samples per second of every other loop."""
-    _, once = _timed(advance, _rounds(schedule, 1, 1))
-    rounds = int(np.clip(seconds / _PIECES / once, 1, 256))
+    _, once = _timed(advance, cut(schedule, 1, 1))
+    count = int(np.clip(seconds / _PIECES / once, 1, 256))
     for loop in others.values():
-        loop(_rounds(schedule, 0, 1))
+        loop(cut(schedule, 0, 1))
     pieces, theirs, done = [], {name: [] for name in others}, 2
     while len(pieces) < _PIECES or sum(s for _, s in pieces) < seconds:
-        pieces.append(_timed(advance, _rounds(schedule, done, rounds)))
+        pieces.append(_timed(advance, cut(schedule, done, count)))
         for name, loop in others.items():
-            samples, taken = _timed(loop, _rounds(schedule, done, 1))
+            samples, taken = _timed(loop, cut(schedule, done, 1))
             theirs[name].append(samples / taken)
-        done += rounds
+        done += count
     return pieces, theirs
-
-
-def _rounds(schedule: ccfl.Schedule, first: int, count: int) -> ccfl.Schedule:
-    """Rounds `first` to `first + count`, of a schedule that goes round and round."""
-    rows = np.arange(first, first + count) % len(schedule.client)
-    return ccfl.Schedule(*(a[rows] for a in schedule[:4]))
 
 
 def _timed(function: Callable, *arguments: Any) -> tuple[Any, float]:
@@ -220,24 +232,6 @@ def _others(against: str | None) -> Callable[[Workload], dict]:
             raise
         raise ImportError("--against: found torch, which is not installed here") from None
     return loops
-
-
-def _mesh(devices: int | None) -> Mesh:
-    with contextlib.suppress(RuntimeError):  # too late once JAX has started, as in a test
-        jax.config.update("jax_num_cpu_devices", devices or os.cpu_count())
-    found = jax.devices()
-    if devices is not None and devices > len(found):
-        raise ValueError(f"--devices: found {devices}, legal: 1 to {len(found)}")
-    chosen = found[: devices or len(found)]
-    return jax.make_mesh((len(chosen),), ("clients",), devices=chosen)
-
-
-def _device_name() -> str:
-    device, cpuinfo = jax.devices()[0], Path("/proc/cpuinfo")
-    if device.platform != "cpu" or not cpuinfo.is_file():
-        return device.device_kind
-    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-    return f"{os.cpu_count()} x {names[0].split(':')[1].strip()}" if names else device.device_kind
 
 
 def _report(result: dict[str, Any]) -> str:

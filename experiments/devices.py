@@ -25,10 +25,7 @@ def start(config: Config) -> Mesh:
         RuntimeError: if the other processes do not come within a minute.
     """
     _keep_compiled(config.compilation_cache)
-    # Fails once JAX has started, as in a test: what it has started with then holds.
-    with contextlib.suppress(RuntimeError):
-        wanted = max(config.devices or os.cpu_count(), jax.config.jax_num_cpu_devices)
-        jax.config.update("jax_num_cpu_devices", wanted)
+    make_host_devices(config.devices)
     if config.coordinator is not None:
         jax.distributed.initialize(
             None if config.coordinator == "auto" else config.coordinator,
@@ -38,13 +35,30 @@ def start(config: Config) -> Mesh:
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=60,
         )
+    return mesh(config.devices)
+
+
+def make_host_devices(count: int | None) -> None:
+    """Has JAX make so many devices of a CPU, by default one per core."""
+    # Fails once JAX has started, as in a test: what it has started with then holds.
+    with contextlib.suppress(RuntimeError):
+        wanted = max(count or os.cpu_count(), jax.config.jax_num_cpu_devices)
+        jax.config.update("jax_num_cpu_devices", wanted)
+
+
+def mesh(count: int | None) -> Mesh:
+    """The first `count` devices of every process, by default all, in one axis.
+
+    Raises:
+        ValueError: if there are fewer.
+    """
     found = jax.devices()
-    if config.devices is not None and config.devices > jax.local_device_count():
+    if count is not None and count > jax.local_device_count():
         raise ValueError(
-            f"--devices: found {config.devices}, legal: 1 to {jax.local_device_count()}, "
+            f"--devices: found {count}, legal: 1 to {jax.local_device_count()}, "
             f"the {found[0].platform} devices here"
         )
-    by_process = [d for d in found if _place(d) < (config.devices or len(found))]
+    by_process = [d for d in found if _place(d) < (count or len(found))]
     return jax.make_mesh((len(by_process),), ("clients",), devices=by_process)
 
 

@@ -48,7 +48,13 @@ class Workload(NamedTuple):
 
 
 def fmnist_cnn(
-    batch_size: int, num_clients: int = 100, rounds: int = 256, train: dict | None = None
+    batch_size: int,
+    num_clients: int = 100,
+    rounds: int = 256,
+    train: dict | None = None,
+    buffer_size: int = 5,
+    lowering: str | None = None,
+    compute_dtype: str | None = None,
 ) -> Workload:
     """Fashion-MNIST, Dirichlet 0.3, five clients a round, 1 to 6 epochs, the NIID-Bench CNN.
 
@@ -60,9 +66,11 @@ def fmnist_cnn(
     return Workload(
         name=f"fmnist_cnn B={batch_size}",
         model="cnn",
-        task=ccfl.classification_task(CNN(), (28, 28, 1), 10),
+        task=ccfl.classification_task(
+            CNN(lowering=lowering), (28, 28, 1), 10, compute_dtype=compute_dtype
+        ),
         data=ccfl.FederatedData.from_indices({"x": train["x"], "y": train["y"]}, clients),
-        schedule=ccfl.random_schedule(0, rounds, num_clients, max_delay=0),
+        schedule=ccfl.random_schedule(0, rounds, num_clients, buffer_size, max_delay=0),
         batch_size=batch_size,
         local_lr=0.01,
         flops=CNN_FLOPS,
@@ -70,7 +78,11 @@ def fmnist_cnn(
 
 
 def stackoverflow_lr(
-    batch_size: int = 100, num_clients: int = 100, samples: int = 400, rounds: int = 64
+    batch_size: int = 100,
+    num_clients: int = 100,
+    samples: int = 400,
+    rounds: int = 64,
+    compute_dtype: str | None = None,
 ) -> Workload:
     """Tags of texts of 20 to 100 tokens by logistic regression, ten clients a round, 1 to 6 epochs.
 
@@ -87,7 +99,7 @@ def stackoverflow_lr(
     return Workload(
         name=f"stackoverflow_lr B={batch_size}",
         model="tags",
-        task=ccfl.tags_task(TagLogistic(*TABLE_SIZE), (100,), TABLE_SIZE[1]),
+        task=ccfl.tags_task(TagLogistic(*TABLE_SIZE), (100,), TABLE_SIZE[1], compute_dtype),
         data=ccfl.FederatedData.from_indices(arrays, clients),
         schedule=ccfl.random_schedule(0, rounds, num_clients, min(10, num_clients), 0),
         batch_size=batch_size,
@@ -97,7 +109,12 @@ def stackoverflow_lr(
 
 
 def cifar_resnet20(
-    batch_size: int = 20, num_clients: int = 20, samples: int = 100, rounds: int = 64
+    batch_size: int = 20,
+    num_clients: int = 20,
+    samples: int = 100,
+    rounds: int = 64,
+    lowering: str | None = None,
+    compute_dtype: str | None = None,
 ) -> Workload:
     """Noise in the shape of CIFAR-10, ResNet-20, five clients a round, one epoch."""
     rng = np.random.default_rng([2])
@@ -109,7 +126,9 @@ def cifar_resnet20(
     return Workload(
         name=f"cifar_resnet20 B={batch_size}",
         model="resnet20",
-        task=ccfl.classification_task(ResNet20(), (32, 32, 3), 10),
+        task=ccfl.classification_task(
+            ResNet20(lowering=lowering), (32, 32, 3), 10, compute_dtype=compute_dtype
+        ),
         data=ccfl.FederatedData.from_indices(arrays, clients),
         schedule=ccfl.random_schedule(0, rounds, num_clients, min(5, num_clients), 0, 1, 1),
         batch_size=batch_size,
