@@ -266,26 +266,19 @@ def test_a_named_lowering_is_taken(module):
     programs = [traced(module(16, (3, 3), lowering=lowering), 16) for lowering in LOWERINGS]
     assert ["conv_general_dilated" in program for program in programs] == [True, False, False]
     assert len(set(programs)) == 3
-    # The same as "xla", where that is the default.
-    assert jax.default_backend() != "cpu" or traced(module(16, (3, 3)), 16) == programs[0]
+    assert traced(module(16, (3, 3)), 16) == programs[2]  # the default for 16 channels
 
 
-@pytest.mark.parametrize(
-    ("backend", "kernel_shape", "strides", "lowering"),
-    [
-        ("cpu", (5, 5, 1, 6), (1, 1), "banded"),
-        ("cpu", (3, 3, 15, 16), (2, 2), "banded"),
-        ("cpu", (3, 3, 16, 16), (1, 1), "xla"),
-        ("cpu", (3, 3, 16, 32), (2, 2), "shifted"),
-        ("cpu", (1, 1, 16, 32), (2, 2), "shifted"),
-        ("cpu", (1, 1, 3, 8), (1, 1), "shifted"),
-        ("gpu", (3, 3, 16, 16), (1, 1), "shifted"),
-        ("gpu", (5, 5, 1, 6), (1, 1), "banded"),
-        ("tpu", (3, 3, 64, 64), (1, 1), "shifted"),
-    ],
-)
-def test_the_default_is_that_of_the_table(backend, kernel_shape, strides, lowering):
-    assert default_lowering(backend, kernel_shape, strides) == lowering
+def test_the_default_is_that_of_the_table():
+    """For one client, within a tenth of the fastest, of every row in the docstring."""
+    row = r"^\s+\d+ +(\d+) -> +(\d+), (\d) x \d, (\d) +([\d. ]+)$"
+    rows = re.findall(row, default_lowering.__doc__, re.MULTILINE)
+    assert len(rows) == 14
+    for channels, features, size, stride, times in rows:
+        kernel = (int(size), int(size), int(channels), int(features))
+        times = dict(zip(LOWERINGS, map(float, times.split()[:3]), strict=True))
+        chosen = default_lowering(kernel, (int(stride), int(stride)))
+        assert times[chosen] <= 1.1 * min(times.values()), kernel
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,7 @@ class Conv(nn.Module):
         same = self.padding == "SAME"
         _check_input(self, x, (1, 1) if same else self.kernel_size)
         x, kernel, bias, leading = _prepare(self, x, self.use_bias)
-        lowering = self.lowering or default_lowering(
-            jax.default_backend(), kernel.shape, self.strides
-        )
+        lowering = self.lowering or default_lowering(kernel.shape, self.strides)
         sizes = zip(x.shape[1:3], self.kernel_size, self.strides, strict=True)
         edges = [_same_edges(*size) if same else (0, 0) for size in sizes]
         y = conv2d(x, kernel, self.strides, edges, lowering)
@@ -216,7 +214,7 @@ class ConvReluPool(nn.Module):
         kh, kw = self.kernel_size
         _check_input(self, x, (kh + 1, kw + 1))
         x, kernel, bias, leading = _prepare(self, x, True)
-        lowering = self.lowering or default_lowering(jax.default_backend(), kernel.shape, (1, 1))
+        lowering = self.lowering or default_lowering(kernel.shape, (1, 1))
         if lowering == "banded":
             y = conv_relu_pool(x, kernel, bias)
         else:

@@ -54,46 +54,41 @@ def conv2d(
     return (_shifted if lowering == "shifted" else _banded)(x, kernel, strides)
 
 
-def default_lowering(backend: str, kernel_shape: Sequence[int], strides: Sequence[int]) -> str:
+def default_lowering(kernel_shape: Sequence[int], strides: Sequence[int]) -> str:
     """The lowering taken where none is named; kernel `[kh, kw, i, o]`.
 
-    "banded" for fewer than 16 input channels, "xla" for more on a CPU with stride 1, "shifted"
-    otherwise and for 1 x 1 kernels, where it is one product of `x` itself. The choice rests on
-    this table: milliseconds of forward and backward pass for batches of 20, one core of a
+    "shifted" for 1 x 1 kernels, where it is one product of `x` itself, from 32 input channels on,
+    and from 16 on with a stride; otherwise "banded". The choice rests on this table: milliseconds
+    of forward and backward pass for batches of 20, inside a loop as in a round, one core of a
     virtual machine, medians of interleaved calls; one client, and five under `vmap` (JAX 0.10.2).
 
         layer                              one client             five clients
         h   i -> o, kernel, stride    xla shifted banded     xla shifted banded
-        28   1 ->  6, 5 x 5, 1        1.4    1.3    0.5      9.3    12      2.3
-        12   6 -> 16, 5 x 5, 1        1.6    1.0    0.6     44      10      7.6
-        12   6 -> 16, 5 x 5, 2        0.9    0.6    0.3      7.3     1.9    0.9
-        28   1 -> 32, 5 x 5, 1        1.6    2.1    1.7     40      36     27
-        32   3 -> 16, 3 x 3, 1        2.3    1.9    1.2    104      19      9.1
-        32   8 -> 16, 3 x 3, 1        5.7    5.3    5.5     89      57     32
-        32  16 -> 16, 3 x 3, 1        7.8   11     10      452     320    267
-        16  32 -> 32, 3 x 3, 1        2.9    5.4    6.1    284     207    181
-         8  64 -> 64, 3 x 3, 1        3.2    4.5    4.9    136      92    104
-        14  32 -> 64, 5 x 5, 1       40     73     87      709     420    476
-        32  16 -> 32, 3 x 3, 2        3.5    3.3   12      228      73    106
-        16  32 -> 64, 3 x 3, 2        2.1    2.2    4.1    123      47     83
-        32  16 -> 32, 1 x 1, 2        1.4    0.6    1.4     76      12     26
-        16  32 -> 64, 1 x 1, 2        0.8    0.4    0.7     29       5.6    8.4
+        28   1 ->  6, 5 x 5, 1        3.8    1.5    0.5       22      15    3.9
+        12   6 -> 16, 5 x 5, 1        8.2    1.0    0.6       40     3.8    2.2
+        12   6 -> 16, 5 x 5, 2        1.8    0.5    0.2      9.2     1.7    0.7
+        28   1 -> 32, 5 x 5, 1         42    3.4    3.1      217      23     18
+        32   3 -> 16, 3 x 3, 1         21    2.7    2.3      155      16     12
+        32   8 -> 16, 3 x 3, 1         56    4.7    4.6      461      33     29
+        32  16 -> 16, 3 x 3, 1        189    8.4    8.3     1383      83     60
+        16  32 -> 32, 3 x 3, 1        135    7.2    7.5      747      39     35
+         8  64 -> 64, 3 x 3, 1         73    5.1    5.0      373      20     23
+        14  32 -> 64, 5 x 5, 1        296     16     18     1837     114    128
+        32  16 -> 32, 3 x 3, 2         69    3.1    5.3      439      16     33
+        16  32 -> 64, 3 x 3, 2         40    2.4    3.6      219      12     20
+        32  16 -> 32, 1 x 1, 2        7.6    0.6    1.3       45     2.5    6.6
+        16  32 -> 64, 1 x 1, 2        4.4    0.3    0.4       28     1.6    2.6
 
-    In batches of 50 the first two rows are 4.1, 4.3, 1.0 and 4.0, 2.5, 1.4 for one client, and
-    66, 104, 6.9 and 174, 60, 28 for five. A module does not see `vmap`. The choice is for one
-    client at a time, which is the default of a round on a CPU: with several, "shifted" beats
-    the "xla" chosen here by a quarter or more.
+    Outside a loop "xla" is as fast as the others for one client: XLA for CPUs then calls another
+    convolution. But all training is in a loop.
 
     Not measured on GPUs and TPUs. There clients advance together, so "xla" is a grouped
     convolution for them too; "shifted" multiplies no zeros, and few channels make its product too
     narrow for the hardware, while that of "banded" stays wide.
     """
     kh, kw, channels, _ = kernel_shape
-    if kh == kw == 1:
-        return "shifted"
-    if channels < 16:
-        return "banded"
-    return "xla" if backend == "cpu" and max(strides) == 1 else "shifted"
+    strided = max(strides) > 1
+    return "shifted" if kh == kw == 1 or channels >= (16 if strided else 32) else "banded"
 
 
 def _shifted(x: jax.Array, kernel: jax.Array, strides: Sequence[int]) -> jax.Array:
