@@ -112,7 +112,8 @@ def tags_task(
     def from_logits(logits: jax.Array, y: jax.Array, mask: jax.Array) -> tuple:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         tagged = (y[:, :, None] == jnp.arange(num_tags)[None, None]).any(axis=1)
-        losses = optax.sigmoid_binary_cross_entropy(logits, tagged).sum(axis=1)
+        # Half the exponentials of optax.sigmoid_binary_cross_entropy, which allows soft labels.
+        losses = (jax.nn.softplus(logits) - jnp.where(tagged, logits, 0.0)).sum(axis=1)
         legal = ((y >= -1) & (y < num_tags)).all(axis=1)
         return jnp.where(mask, jnp.where(legal, losses, jnp.nan), 0.0), logits, tagged
 

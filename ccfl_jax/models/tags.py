@@ -47,8 +47,9 @@ class TagLogistic(nn.Module):
             )
         table = self.param("table", nn.initializers.lecun_normal(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.num_tags,))
-        sums = _sum_of_rows(table, *_rows_and_weights(ids, table))
-        return sums + jnp.broadcast_to(bias, sums.shape)
+        rows, weights = _rows_and_weights(ids, table)
+        means = _sum_of_rows(table, rows) * weights
+        return means + jnp.broadcast_to(bias, means.shape)
 
     def descend(self, params: Params, ids: jax.Array, slope: jax.Array) -> Params:
         """`params - slope . d logits / d params`, writing only the table's rows of these ids.
@@ -59,53 +60,58 @@ class TagLogistic(nn.Module):
         table, bias = params["table"], params["bias"]
         ids = ids.reshape(-1, ids.shape[-1])
         slope = slope.reshape(-1, slope.shape[-1]).astype(table.dtype)
-        table = _add_to_rows(table, *_rows_and_weights(ids, table), -slope)
+        rows, weights = _rows_and_weights(ids, table)
+        table = _add_to_rows(table, rows, -slope * weights)
         return {"table": table, "bias": bias - slope.sum(0)}
 
 
 def _rows_and_weights(ids: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows of the table and their weights, both `[..., L]`; padding is row 0 with weight 0."""
+    """Rows of the table `[..., L]`, past its end for padding, and the weight `[..., 1]` of each."""
     real, legal = ids != -1, (ids >= 0) & (ids < table.shape[0])
-    weights = jnp.where(real, 1 / jnp.maximum(real.sum(-1, keepdims=True), 1), 0.0)
-    weights = jnp.where(real & ~legal, jnp.nan, weights).astype(table.dtype)
-    return jnp.where(legal, ids, 0), weights
+    weights = 1 / jnp.maximum(real.sum(-1, keepdims=True), 1)
+    weights = jnp.where((real & ~legal).any(-1, keepdims=True), jnp.nan, weights)
+    return jnp.where(legal, ids, table.shape[0]), weights.astype(table.dtype)
 
 
-def _sum_of_rows(table: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:
-    """`sum_l weights[..., l] table[ids[..., l]]`, `[..., L] -> [..., columns]`."""
+def _sum_of_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """`sum_l table[rows[..., l]]`, `[..., L] -> [..., columns]`."""
     if jax.default_backend() != "cpu":
-        return (table[ids] * weights[..., None]).sum(-2)
-    return _place_by_place(table, ids, weights)
+        return _read(table, rows).sum(-2)
+    return _place_by_place(table, rows)
 
 
 # One place of every text at a time: the sums stay in the cache, and so does the gradient of the
 # logits on the way back. All rows at once are L times as much and seven times slower. The loop has
 # a gradient of its own because XLA then merges a metrics pass with that of the loss.
 @jax.custom_vjp
-def _place_by_place(table: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:
+def _place_by_place(table: jax.Array, rows: jax.Array) -> jax.Array:
     def add(place: jax.Array, total: jax.Array) -> jax.Array:
-        return total + table[ids[..., place]] * weights[..., place, None]
+        return total + _read(table, rows[..., place])
 
-    start = jnp.zeros((*ids.shape[:-1], table.shape[1]), table.dtype)
-    return jax.lax.fori_loop(0, ids.shape[-1], add, start)
+    start = jnp.zeros((*rows.shape[:-1], table.shape[1]), table.dtype)
+    return jax.lax.fori_loop(0, rows.shape[-1], add, start)
 
 
-def _forward(table: jax.Array, ids: jax.Array, weights: jax.Array) -> tuple:
-    return _place_by_place(table, ids, weights), (table, ids, weights)
+def _forward(table: jax.Array, rows: jax.Array) -> tuple:
+    return _place_by_place(table, rows), (table, rows)
 
 
 def _backward(residuals: tuple, g: jax.Array) -> tuple:
-    table, ids, weights = residuals
-    return _add_to_rows(jnp.zeros_like(table), ids, weights, g), None, None
+    table, rows = residuals
+    return _add_to_rows(jnp.zeros_like(table), rows, g), None
 
 
-def _add_to_rows(table: jax.Array, ids: jax.Array, weights: jax.Array, g: jax.Array) -> jax.Array:
-    """`table` with `weights[..., l] g[...]` added to its row `ids[..., l]`, for every l."""
+def _add_to_rows(table: jax.Array, rows: jax.Array, g: jax.Array) -> jax.Array:
+    """`table` with `g[...]` added to its row `rows[..., l]`, for every l."""
 
     def add(place: jax.Array, table: jax.Array) -> jax.Array:
-        return table.at[ids[..., place]].add(g * weights[..., place, None])
+        return table.at[rows[..., place]].add(g, mode="drop")
 
-    return jax.lax.fori_loop(0, ids.shape[-1], add, table)
+    return jax.lax.fori_loop(0, rows.shape[-1], add, table)
+
+
+def _read(table: jax.Array, rows: jax.Array) -> jax.Array:
+    return table.at[rows].get(mode="fill", fill_value=0)
 
 
 _place_by_place.defvjp(_forward, _backward)
