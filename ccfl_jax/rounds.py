@@ -136,7 +136,8 @@ def build_round(
         mesh: devices to spread the clients of a round over, along its first axis; one device by
             default. State and data are held by all of them: put them there first, with
             `jax.device_put(..., NamedSharding(mesh, PartitionSpec()))`, or every run compiles
-            twice.
+            twice. For host devices set XLA_FLAGS to `--xla_cpu_multi_thread_eigen=false`: one's
+            operations are then not split over the cores of all.
 
     Returns:
         `round_fn`; `slots` is a row of a `Schedule` (arrays `[slots]`), `data` a `FederatedData`.

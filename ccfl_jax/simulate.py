@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 from ccfl_jax import history as ring
 from ccfl_jax.data import FederatedData
@@ -29,7 +30,9 @@ def run_rounds(
     compile it again. A piece of no rounds compiles without training.
 
     Args:
-        round_fn: from `build_round`.
+        round_fn: from `build_round`; or a `jax.tree_util.Partial` that builds the round from its
+            first arguments, learning rates above all: those are then arguments of the program, and
+            other values do not compile it again.
         state: the state before the first of these rounds.
         schedule: arrays `[rounds, slots]`; row k is round `state.round + k`.
         data: the clients' samples.
@@ -58,7 +61,7 @@ def run_rounds(
 
     slots = Schedule(*(padded(a) for a in schedule[:4]))
     run = _run_donated if donate else _run
-    state, infos = run(round_fn, state, slots, jnp.asarray(rounds, jnp.int32), data)
+    state, infos = run(Partial(round_fn), state, slots, jnp.asarray(rounds, jnp.int32), data)
     return state, jax.tree.map(lambda a: np.asarray(a)[:rounds], infos)
 
 
@@ -106,8 +109,8 @@ def _run_rounds(
     return jax.lax.fori_loop(0, rounds, step, (state, infos))
 
 
-_run = jax.jit(_run_rounds, static_argnums=0)
-_run_donated = jax.jit(_run_rounds, static_argnums=0, donate_argnums=1)
+_run = jax.jit(_run_rounds)
+_run_donated = jax.jit(_run_rounds, donate_argnums=1)
 
 
 def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) -> dict[str, float]:

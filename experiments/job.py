@@ -89,18 +89,9 @@ def prepare(config: Config) -> Job:
     task = ccfl.classification_task(
         _model(config), train["x"].shape[1:], NUM_CLASSES[config.dataset], config.compute_dtype
     )
-    server = _server(config)
-    round_fn = ccfl.build_round(
-        task,
-        server,
-        local=config.local_lr,
-        batch_size=config.batch_size,
-        work_unit="epochs" if config.local_steps is None else "steps",
-        normalise=config.normalise,
-        lanes=config.lanes,
-        mesh=mesh,
-    )
+    round_fn = _round(config, task, mesh)
     key = jax.random.key(config.seed)
+    server = _server(config, config.server_lr)
     state = ccfl.init_state(task, server, key, history_length=config.max_delay + 1)
     ends = np.cumsum([0, *map(len, clients)])
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
@@ -200,11 +191,31 @@ def _model(config: Config) -> nn.Module:
     return models[config.model](num_classes=NUM_CLASSES[config.dataset])
 
 
-def _server(config: Config) -> optax.GradientTransformation:
+def _round(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh) -> RoundFn:
+    """A round of the run; learning rates are arguments, so that one program serves all of them."""
+
+    def round_at(rates: dict, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
+        round_fn = ccfl.build_round(
+            task,
+            _server(config, rates["server_lr"]),
+            rates["local_lr"],
+            batch_size=config.batch_size,
+            work_unit="epochs" if config.local_steps is None else "steps",
+            normalise=config.normalise,
+            lanes=config.lanes,
+            mesh=mesh,
+        )
+        return round_fn(state, slots, data)
+
+    rates = {name: np.float32(getattr(config, name)) for name in ("server_lr", "local_lr")}
+    return jax.tree_util.Partial(round_at, rates)
+
+
+def _server(config: Config, learning_rate: float | jax.Array) -> optax.GradientTransformation:
     if config.server == "cc_fedavg":
         return ccfl.cc_fedavg()
     hyperparameters = {name: getattr(config, name) for name in SERVERS[config.server]}
-    return getattr(ccfl, config.server)(config.server_lr, **hyperparameters)
+    return getattr(ccfl, config.server)(learning_rate, **hyperparameters)
 
 
 def _start(job: Job) -> Job:

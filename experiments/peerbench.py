@@ -15,12 +15,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import ccfl_jax as ccfl
 from ccfl_jax.models import CNN
+
+# Run as a file, from any folder, so that the folder of this one is no package yet.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from experiments import devices
 
 LAYERS = {"c1": "conv1", "c2": "conv2", "f1": "dense1", "f2": "dense2", "f3": "dense3"}
 
@@ -38,20 +39,18 @@ def main() -> None:
 
     arguments, workload = common.args(), common.Workload()
     clock = common.Clock(arguments)
-    jax.config.update("jax_num_cpu_devices", ours.devices)
-    mesh = jax.make_mesh((ours.devices,), ("clients",))
+    devices.make_host_devices(ours.devices)
+    mesh = devices.mesh(ours.devices)
 
     task = ccfl.classification_task(CNN(), (28, 28, 1), 10)
     initial = _to_ours(common.to_jax(common.init()))
     task = task._replace(init=lambda key: initial)
     server = ccfl.cc_fedavg()
-    round_fn = ccfl.build_round(
-        task, server, optax.sgd(0.01), arguments.B, normalise="none", mesh=mesh
-    )
+    round_fn = ccfl.build_round(task, server, 0.01, arguments.B, normalise="none", mesh=mesh)
     train, _ = ccfl.load_dataset("fashion_mnist")
     data = ccfl.FederatedData.from_indices(train, workload.ids)
     state = ccfl.init_state(task, server, jax.random.key(0))
-    data, state = jax.device_put((data, state), NamedSharding(mesh, P()))
+    data, state = devices.put((data, state), mesh)
     schedule = _schedule(workload)
 
     clock.begin()

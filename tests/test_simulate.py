@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.tree_util import Partial
 from problems import counting, federated, make_schedule, quadratic_task, softmax_task
 
 import ccfl_jax as ccfl
@@ -112,6 +113,25 @@ def test_a_model_before_the_first_is_refused_with_its_round():
         ccfl.run_rounds(round_fn, state, schedule, data)
     state, _ = ccfl.run_rounds(round_fn, state, make_schedule([[0]]), data)
     ccfl.run_rounds(round_fn, state, schedule, data)  # one round later it is legal
+
+
+def test_rates_as_arguments_of_the_round_compile_once_and_are_taken():
+    data, _, state = setting(server=ccfl.cc_fedsgd(0.1))
+    schedule = ccfl.random_schedule(0, 3, 4, 3, max_delay=0)
+
+    def round_at(rate, *rest):
+        return ccfl.build_round(softmax_task(), ccfl.cc_fedsgd(rate), rate, batch_size=4)(*rest)
+
+    counted, traces = counting(round_at)
+    counts = []
+    for rate in (0.1, 0.3, 0.2):
+        found, _ = ccfl.run_rounds(Partial(counted, np.float32(rate)), state, schedule, data)
+        counts.append(len(traces))
+        fixed = ccfl.build_round(softmax_task(), ccfl.cc_fedsgd(rate), rate, batch_size=4)
+        expected, _ = ccfl.run_rounds(fixed, state, schedule, data)
+        for a, b in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert counts == [counts[0]] * 3
 
 
 def test_more_rows_than_row_numbers_are_refused():

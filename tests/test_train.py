@@ -423,6 +423,24 @@ def test_seed_and_what_it_does_not_touch(tmp_path):
         np.testing.assert_array_equal(plan[k], moved_plan[k])
 
 
+def test_learning_rates_are_no_part_of_the_program(tmp_path):
+    """So the compilation cache serves every rate; another decay is another program."""
+
+    def program(name, *args):
+        ready = job.prepare(_config(f"--out_dir={tmp_path / name}", *args))
+        ready.checkpoints.close()
+        row = jax.tree.map(lambda a: a[0], ready.schedule.rounds(0, 1))
+        return (
+            jax.jit(lambda f, *rest: f(*rest))
+            .lower(ready.round_fn, ready.state, row, ready.data)
+            .as_text()
+        )
+
+    first = program("a", "--server_lr=0.1", "--local_lr=0.01")
+    assert program("b", "--server_lr=0.7", "--local_lr=0.03") == first
+    assert program("c", "--b1=0.5") != first
+
+
 def test_every_server_gets_its_hyperparameters(tmp_path):
     gradient = {"x": np.array([0.5, -0.25], np.float32)}
     chosen = dict(b1=0.5, b2=0.7, eps=0.1, initial_accumulator=0.2)
@@ -430,7 +448,7 @@ def test_every_server_gets_its_hyperparameters(tmp_path):
         rate = 1.0 if server == "cc_fedavg" else 0.3
         args = [f"--{name}={chosen[name]}" for name in names]
         config = _config(f"--server={server}", f"--server_lr={rate}", *args)
-        transform = job._server(config)
+        transform = job._server(config, config.server_lr)
         hyper = {name: chosen[name] for name in names}
         expected = getattr(ccfl, server)(*([] if server == "cc_fedavg" else [rate]), **hyper)
         ours, theirs = (
