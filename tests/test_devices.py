@@ -1,7 +1,6 @@
 """Clients of a round spread over devices: the one-device result, whatever the numbers of both."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -68,23 +67,3 @@ def test_initial_model_and_orders_do_not_depend_on_the_devices():
         np.testing.assert_array_equal(
             jax.random.key_data(state.key), jax.random.key_data(states[0].key)
         )
-
-
-def test_trials_spread_over_devices_are_the_same_runs():
-    """Eight rates on four devices, two of them one after another on each."""
-    data, _, _ = federated(SIZES)
-    task, rates = softmax_task(), np.linspace(0, 0.7, 8, dtype=np.float32)
-    schedule = ccfl.random_schedule(2, 4, len(SIZES), 3, max_delay=0)
-
-    def trial(rate):
-        round_fn = ccfl.build_round(task, ccfl.cc_fedams(rate), 0.1, 4)
-        state = ccfl.init_state(task, ccfl.cc_fedams(rate), jax.random.key(0))
-        slots = jax.tree.map(jnp.asarray, ccfl.Schedule(*schedule[:4]))
-        return jax.lax.scan(lambda s, row: round_fn(s, row, data), state, slots)[0].params
-
-    axis, own = P("clients"), lambda rates: jax.lax.map(trial, rates)
-    spread = jax.shard_map(own, mesh=mesh_of(4), in_specs=axis, out_specs=axis, check_vma=False)
-    spread = jax.jit(spread)(rates)
-    alone = jax.jit(trial)
-    for k, rate in enumerate(rates):
-        assert_same(jax.tree.map(lambda a, k=k: a[k], spread), alone(rate))
