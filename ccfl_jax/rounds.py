@@ -210,8 +210,8 @@ def _add_up(
     Slots advance in groups of `lanes` on each device; no more uploads than that exist at a time.
     """
     if lanes is None:
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         devices = 1 if mesh is None else mesh.size
+        parameters = optax.tree.size(state.params)
         lanes = layout.lanes(jax.default_backend(), parameters, len(steps), devices)
     groups, costs = layout.groups(steps, min(lanes, len(steps)))
     world = (groups, visits, state, data)

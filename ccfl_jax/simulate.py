@@ -61,6 +61,7 @@ def run_rounds(
 
     slots = Schedule(*(padded(a) for a in schedule[:4]))
     run = _run_donated if donate else _run
+    # A Partial of a Partial equals no other one: every piece would compile.
     round_fn = round_fn if isinstance(round_fn, Partial) else Partial(round_fn)
     state, infos = run(round_fn, state, slots, jnp.asarray(rounds, jnp.int32), data)
     return state, jax.tree.map(lambda a: np.asarray(a)[:rounds], infos)

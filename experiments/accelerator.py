@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import ccfl_jax as ccfl
 from experiments import bench
@@ -105,23 +104,21 @@ def trials(workload: Workload, together: bool) -> Callable[[ccfl.Schedule], tupl
     It returns states and infos `[trials, ...]`, whether the trials are a batch axis of one program
     or run one after another in it.
     """
-    server = optax.inject_hyperparams(ccfl.cc_fedams)
-    round_fn = ccfl.build_round(workload.task, server(1.0), workload.local_lr, workload.batch_size)
-    states = jax.vmap(lambda rate: ccfl.init_state(workload.task, server(rate), jax.random.key(0)))(
-        jnp.array(_RATES)
-    )
-    data = jax.device_put(workload.data)
 
-    def trial(state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData) -> tuple:
+    def trial(rate: jax.Array, slots: ccfl.Schedule, data: ccfl.FederatedData) -> tuple:
+        server = ccfl.cc_fedams(rate)
+        round_fn = ccfl.build_round(workload.task, server, workload.local_lr, workload.batch_size)
+        state = ccfl.init_state(workload.task, server, jax.random.key(0))
         return jax.lax.scan(lambda state, row: round_fn(state, row, data), state, slots)
 
     @jax.jit
-    def run(states: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData) -> tuple:
+    def run(rates: jax.Array, slots: ccfl.Schedule, data: ccfl.FederatedData) -> tuple:
         if together:
-            return jax.vmap(trial, (0, None, None))(states, slots, data)
-        return jax.lax.map(lambda state: trial(state, slots, data), states)
+            return jax.vmap(trial, (0, None, None))(rates, slots, data)
+        return jax.lax.map(lambda rate: trial(rate, slots, data), rates)
 
-    return lambda piece: run(states, jax.tree.map(jnp.asarray, piece), data)
+    data = jax.device_put(workload.data)
+    return lambda piece: run(jnp.array(_RATES), jax.tree.map(jnp.asarray, piece), data)
 
 
 def _line(result: dict[str, Any]) -> str:

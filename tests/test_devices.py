@@ -1,6 +1,7 @@
 """Clients of a round spread over devices: the one-device result, whatever the numbers of both."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -67,3 +68,26 @@ def test_initial_model_and_orders_do_not_depend_on_the_devices():
         np.testing.assert_array_equal(
             jax.random.key_data(state.key), jax.random.key_data(states[0].key)
         )
+
+
+def test_trials_spread_over_devices_are_the_same_runs():
+    """Eight rates on four devices, two of them one after another on each."""
+    data, _, _ = federated(SIZES)
+    task, rates = softmax_task(), np.linspace(0, 0.7, 8, dtype=np.float32)
+    schedule = ccfl.random_schedule(2, 4, len(SIZES), 3, max_delay=0)
+    slots = jax.tree.map(jnp.asarray, ccfl.Schedule(*schedule[:4]))
+
+    def trial(rate):
+        round_fn = ccfl.build_round(task, ccfl.cc_fedams(rate), 0.1, 4)
+        state = ccfl.init_state(task, ccfl.cc_fedams(rate), jax.random.key(0))
+        return jax.lax.scan(lambda s, row: round_fn(s, row, data), state, slots)[0].params
+
+    mesh, axis = mesh_of(4), P("clients")
+    spread = jax.shard_map(
+        lambda own: jax.lax.map(trial, own),
+        mesh=mesh, in_specs=axis, out_specs=axis, check_vma=False,
+    )  # fmt: skip
+    found = jax.jit(spread)(jax.device_put(rates, NamedSharding(mesh, axis)))
+    alone = jax.jit(trial)
+    for k, rate in enumerate(rates):
+        assert_same(jax.tree.map(lambda a, k=k: np.asarray(a)[k], found), alone(rate))

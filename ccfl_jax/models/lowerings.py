@@ -108,10 +108,10 @@ def _banded(x: jax.Array, kernel: jax.Array, strides: Sequence[int]) -> jax.Arra
     b, h, w, _ = x.shape
     (kh, kw, _, o), (sh, sw) = kernel.shape, strides
     height, width = (h - kh) // sh + 1, (w - kw) // sw + 1
-    tile = (1, tile_width(width, o, 1, _MAX_COLUMNS))
-    matrix = band(kernel, tile, [(0, q) for q in range(tile[1])], strides)
-    y = patches(x, (kh, kw), tile, strides) @ matrix
-    return jnp.concatenate(jnp.split(y, width // tile[1]), axis=1).reshape(b, height, width, o)
+    tw = tile_width(width, o, 1, _MAX_COLUMNS)
+    matrix = band(kernel, (1, tw), [(0, q) for q in range(tw)], strides)
+    y = _patches(x, (kh, kw), tw, strides) @ matrix
+    return jnp.concatenate(jnp.split(y, width // tw), axis=1).reshape(b, height, width, o)
 
 
 def tile_width(width: int, features: int, height: int, columns: int) -> int:
@@ -125,23 +125,21 @@ def tile_width(width: int, features: int, height: int, columns: int) -> int:
     return max(fits, default=height)
 
 
-def patches(
-    x: jax.Array, kernel_size: Sequence[int], tile: Sequence[int], strides: Sequence[int]
+def _patches(
+    x: jax.Array, kernel_size: Sequence[int], width: int, strides: Sequence[int]
 ) -> jax.Array:
-    """The patch of every whole tile of the output: `[b, h, w, i] -> [tiles, ph pw i]`."""
+    """The patch of every tile, `width` positions of a row: `[b, h, w, i] -> [tiles, kh pw i]`."""
     b, h, w, i = x.shape
-    (kh, kw), (th, tw), (sh, sw) = kernel_size, tile, strides
-    rows, columns = ((h - kh) // sh + 1) // th, ((w - kw) // sw + 1) // tw
-    height, width = (th - 1) * sh + kh, (tw - 1) * sw + kw
+    (kh, kw), (sh, sw) = kernel_size, strides
+    rows, columns = (h - kh) // sh + 1, ((w - kw) // sw + 1) // width
+    patch_width = (width - 1) * sw + kw
     lines = x.reshape(b, h, w * i)
-    spans = [slice(c * tw * sw * i, (c * tw * sw + width) * i) for c in range(columns)]
-    # Lines `a, a + step, ...`: line u of every patch is then a run without gaps.
-    step = th * sh
+    spans = [slice(c * width * sw * i, (c * width * sw + patch_width) * i) for c in range(columns)]
+    # Lines `a, a + sh, ...`: line u of every patch is then a run without gaps.
     phases = [
-        jnp.concatenate([lines[:, a::step, span] for span in spans])
-        for a in range(min(step, height))
+        jnp.concatenate([lines[:, a::sh, span] for span in spans]) for a in range(min(sh, kh))
     ]
-    patch = [phases[u % step][:, u // step : u // step + rows] for u in range(height)]
+    patch = [phases[u % sh][:, u // sh : u // sh + rows] for u in range(kh)]
     return jnp.concatenate(patch, axis=2).reshape(columns * b * rows, -1)
 
 
