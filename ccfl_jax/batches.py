@@ -8,18 +8,26 @@ import jax
 import jax.numpy as jnp
 
 # One sample's place differs from uniform by about sqrt(size) / 2**(rounds / 2): nothing visible.
-_SHUFFLE_ROUNDS = 64
+_SHUFFLE_ROUNDS = 48
+
+
+def shuffle_seeds(key: jax.Array) -> jax.Array:
+    """Two words uint32 `[2]` that all shuffles of a client in its round derive from.
+
+    Drawn once and not in every step: a draw from a key takes as long as a small model's gradient.
+    """
+    return jax.random.bits(key, (2,), jnp.uint32)
 
 
 def epoch_batch(
-    key: jax.Array, step: jax.Array, size: jax.Array, batch_size: int
+    seeds: jax.Array, step: jax.Array, size: jax.Array, batch_size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Batch of one step when local work is epochs: every sample once per epoch, in a fresh order.
 
     An epoch has ceil(size / B) steps; its last batch may be short and is then padded.
 
     Args:
-        key: PRNG key of the client in its round.
+        seeds: uint32 `[2]`, those of the client in its round, by `shuffle_seeds`.
         step: int32 scalar, counted from the start of the round.
         size: int32 scalar, the client's samples, at least 1.
         batch_size: B.
@@ -32,7 +40,7 @@ def epoch_batch(
     first = batch * batch_size
     places = first + jnp.arange(batch_size)
     mask = places < size
-    order = jax.random.fold_in(key, epoch)
+    order = _mix(seeds + epoch.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
     return permute(order, jnp.where(mask, places, first), size), mask
 
 
@@ -41,7 +49,7 @@ def random_batch(
 ) -> tuple[jax.Array, jax.Array]:
     """Batch of one step when local work is steps: B samples, uniformly with replacement.
 
-    Arguments and result as `epoch_batch`; the mask is True throughout.
+    As `epoch_batch`, but from a PRNG key of the client in its round; the mask is True throughout.
     """
     positions = jax.random.randint(jax.random.fold_in(key, step), (batch_size,), 0, size)
     return positions, jnp.ones((batch_size,), bool)
@@ -52,15 +60,15 @@ def steps_per_epoch(size: jax.Array, batch_size: int) -> jax.Array:
     return -(-size // batch_size)
 
 
-def permute(key: jax.Array, position: jax.Array, size: jax.Array) -> jax.Array:
-    """Entries `position` of a random permutation of 0..size-1 that is a function of `key`.
+def permute(seeds: jax.Array, position: jax.Array, size: jax.Array) -> jax.Array:
+    """Entries `position` of a random permutation of 0..size-1 that is a function of `seeds`.
 
     The swap-or-not shuffle (Hoang, Morris, Rogaway, CRYPTO 2012): in each of its rounds position x
     and its mirror image (c - x) mod size change places, or do not, by a coin that the two share. So
     it is a permutation after every round, and is worked out for the asked positions alone.
 
     Args:
-        key: PRNG key.
+        seeds: uint32 `[2]`.
         position: int32 `[B]`, each in 0..size-1.
         size: int32 scalar, at least 1.
 
@@ -68,10 +76,9 @@ def permute(key: jax.Array, position: jax.Array, size: jax.Array) -> jax.Array:
         int32 `[B]`, distinct for distinct positions.
     """
     size = size.astype(jnp.uint32)
-    # Two words from the key, spread over the rounds by a hash: 128 of them take ten times as long.
-    seeds = jax.random.bits(key, (2, 1), jnp.uint32)
+    # Two words, spread over the rounds by a hash: drawing two for each takes ten times as long.
     steps = jnp.arange(_SHUFFLE_ROUNDS, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
-    centres, coins = _mix(seeds + steps[None])
+    centres, coins = _mix(seeds[:, None] + steps[None])
     centres %= size
 
     def swap_or_not(shuffle_round: jax.Array, x: jax.Array) -> jax.Array:

@@ -8,18 +8,19 @@ first.
 import jax
 import jax.numpy as jnp
 
-# Parameters of the models that advance together on a device, by `lanes`.
-_ON_CPU, _ON_ACCELERATOR = 50_000, 2**28
+# Parameters of the models that advance together on a device, and how many at most, by `lanes`.
+_ON_CPU, _ON_ACCELERATOR = (50_000, 32), (2**28, None)
 
 
 def lanes(backend: str, parameters: int, slots: int, devices: int) -> int:
     """How many clients advance together on a device where nobody says.
 
     As many as make up 50,000 parameters on a CPU or 2**28 (1 GiB) on an accelerator, at least one,
-    at most a device's share of the round's slots. On a CPU a step of a tiny model is mostly the
-    launching of its operations, which lanes share; larger models leave the cache, and convolutions
-    of several clients are slow there. Thousand useful samples a second, one core of a virtual
-    machine, batch 10, one to four steps a client, medians of interleaved calls (JAX 0.10.2):
+    at most a device's share of the round's slots, and on a CPU at most 32. There a step of a tiny
+    model is mostly the launching of its operations, which lanes share; larger models leave the
+    cache, and convolutions of several clients are slow. Thousand useful samples a second, one core
+    of a virtual machine, batch 10, one to four steps a client, medians of interleaved calls (JAX
+    0.10.2):
 
         model           parameters     1    4   16   64  256 lanes
         logistic 60            610   522  754  881  884  832
@@ -29,12 +30,15 @@ def lanes(backend: str, parameters: int, slots: int, devices: int) -> int:
         mlp 784-32          25,450   132  114  110   95
         mlp 784-200        159,010    33   24   22
 
+    Many groups load two cores more evenly than few: with 1,000 slots of logistic 60, 24, 40, 63 and
+    81 lanes gave 1,448, 1,433, 1,370 and 1,320 on both.
+
     Memory that a round needs beside the state is about four models a lane. The accelerators' number
     is derived from that, not measured: 80 GB hold it many times.
     """
     share = -(-slots // devices)
-    most = _ON_CPU if backend == "cpu" else _ON_ACCELERATOR
-    return max(1, min(most // max(parameters, 1), share))
+    together, most = _ON_CPU if backend == "cpu" else _ON_ACCELERATOR
+    return max(1, min(together // max(parameters, 1), share, most or share))
 
 
 def groups(steps: jax.Array, lanes: int) -> tuple[jax.Array, jax.Array]:

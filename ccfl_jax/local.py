@@ -84,7 +84,8 @@ def build_local(
         `local(start_model, client, work, key) -> (upload, LocalInfo)`; `work` is an int32 scalar;
         the upload has the model's shapes, in float32 where the model is in a shorter float.
     """
-    draw = batches.epoch_batch if work_unit == "epochs" else batches.random_batch
+    in_epochs = work_unit == "epochs"
+    draw = batches.epoch_batch if in_epochs else batches.random_batch
     init, descend = _stepper(task, optimiser)
 
     def local(
@@ -93,10 +94,11 @@ def build_local(
         size = jnp.maximum(client.size, 1)  # an empty client takes no step, but may not divide by 0
         steps = count_steps(work, client.size, batch_size, work_unit)
         batch_key, loss_key = jax.random.split(key)
+        source = batches.shuffle_seeds(batch_key) if in_epochs else batch_key
 
         def step(k: jax.Array, carry: tuple) -> tuple:
             params, optimiser_state, sums = carry
-            positions, mask = draw(batch_key, k, size, batch_size)
+            positions, mask = draw(source, k, size, batch_size)
             rows = client.indices[client.start + positions]
             batch = {name: _gather(array, rows) for name, array in client.arrays.items()}
             step_key = jax.random.fold_in(loss_key, k)

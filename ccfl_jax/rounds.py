@@ -161,7 +161,8 @@ def build_round(
 
     def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
         work = jnp.where(slots.present, slots.work, 0)  # an absent slot costs no step
-        steps = count_steps(work, data.sizes[slots.client], batch_size, work_unit)
+        sizes = data.offsets[slots.client + 1] - data.offsets[slots.client]
+        steps = count_steps(work, sizes, batch_size, work_unit)
         visits = _Slot(slots.client, slots.staleness, work, _which_visit(slots))
         total, report, counted = _add_up(visit, combine, visits, steps, lanes, mesh, state, data)
 
@@ -191,8 +192,14 @@ def _client(data: FederatedData, client: jax.Array) -> Client:
 
 def _which_visit(slots: Schedule) -> jax.Array:
     """int32 `[slots]`: how many earlier present slots the same client fills in this round."""
-    same = (slots.client[:, None] == slots.client[None]) & slots.present[None]
-    return jnp.tril(same, -1).sum(axis=1, dtype=jnp.int32)
+    # Sorted, not every slot with every other: with a thousand slots that costs as much as training.
+    client = jnp.where(slots.present, slots.client, -1)
+    order = jnp.argsort(client, stable=True)
+    place = jnp.arange(len(client), dtype=jnp.int32)
+    is_first = jnp.diff(client[order], prepend=-2) != 0
+    visit = place - jax.lax.cummax(jnp.where(is_first, place, 0))
+    visit = jnp.zeros_like(place).at[order].set(visit)
+    return jnp.where(slots.present, visit, 0)
 
 
 def _add_up(

@@ -113,10 +113,11 @@ def drawn_batches(state_key, t, client, visit, size, batch_size, work, unit="epo
     key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state_key, t), client), visit)
     batch_key, _ = jax.random.split(key)
     draw = batches.epoch_batch if unit == "epochs" else batches.random_batch
+    source = batches.shuffle_seeds(batch_key) if unit == "epochs" else batch_key
     steps = work * math.ceil(size / batch_size) if unit == "epochs" else work
     draw = jax.jit(draw, static_argnums=3)
     lists = []
     for k in range(steps):
-        positions, mask = draw(batch_key, jnp.int32(k), jnp.int32(size), batch_size)
+        positions, mask = draw(source, jnp.int32(k), jnp.int32(size), batch_size)
         lists.append(np.asarray(positions)[np.asarray(mask)])
     return lists

@@ -17,8 +17,12 @@ permute = jax.jit(batches.permute)
 epoch_batch = jax.jit(batches.epoch_batch, static_argnums=3)
 
 
+def seeds(seed):
+    return batches.shuffle_seeds(jax.random.key(seed))
+
+
 def permutation(seed, size):
-    return permute(jax.random.key(seed), jnp.arange(size), jnp.int32(size))
+    return permute(seeds(seed), jnp.arange(size), jnp.int32(size))
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1, 2, 3, 7, 64, 1000, 4097]))
@@ -29,15 +33,19 @@ def test_permute_is_a_permutation(seed, size):
 def test_permute_of_some_positions_is_part_of_the_whole():
     whole = permutation(5, 100)
     some = jnp.array([7, 99, 0])
-    part = permute(jax.random.key(5), some, jnp.int32(100))
+    part = permute(seeds(5), some, jnp.int32(100))
     np.testing.assert_array_equal(part, whole[some])
 
 
 def many(size, draws):
+    """One permutation each, as the epochs of `draws` clients have them."""
     keys = jax.random.split(jax.random.key(11), draws)
-    return np.asarray(
-        jax.jit(jax.vmap(lambda k: batches.permute(k, jnp.arange(size), jnp.int32(size))))(keys)
-    )
+
+    def third_epoch(key):
+        step = jnp.int32(3)
+        return batches.epoch_batch(batches.shuffle_seeds(key), step, jnp.int32(size), size)[0]
+
+    return np.asarray(jax.jit(jax.vmap(third_epoch))(keys))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
@@ -67,33 +75,51 @@ def test_places_and_neighbours_are_uniform_in_a_larger_set():
 
 @pytest.mark.parametrize("size", [1, 3, 31, 32, 33, 64])
 def test_an_epoch_visits_every_sample_once(size):
-    batch_size, key = 32, jax.random.key(0)
+    batch_size, source = 32, seeds(0)
     steps = int(batches.steps_per_epoch(jnp.int32(size), batch_size))
     assert steps == math.ceil(size / batch_size)
     for epoch in range(2):
         seen = []
         for step in range(epoch * steps, (epoch + 1) * steps):
-            positions, mask = epoch_batch(key, jnp.int32(step), jnp.int32(size), batch_size)
+            positions, mask = epoch_batch(source, jnp.int32(step), jnp.int32(size), batch_size)
             assert positions.shape == mask.shape == (batch_size,)
             assert ((positions >= 0) & (positions < size)).all()
             seen.extend(np.asarray(positions)[np.asarray(mask)])
         assert sorted(seen) == list(range(size))
 
 
-def epoch_order(key, epoch, size, batch_size):
+def epoch_order(source, epoch, size, batch_size):
     steps = math.ceil(size / batch_size)
     drawn = [
-        epoch_batch(key, jnp.int32(epoch * steps + k), jnp.int32(size), batch_size)
+        epoch_batch(source, jnp.int32(epoch * steps + k), jnp.int32(size), batch_size)
         for k in range(steps)
     ]
     return np.concatenate([np.asarray(p)[np.asarray(m)] for p, m in drawn]).tolist()
 
 
 def test_every_epoch_has_an_order_of_its_own_whatever_the_batch_size():
-    key, other = jax.random.key(1), jax.random.key(2)
-    orders = [epoch_order(k, e, 20, 7) for k in (key, other) for e in (0, 1)]
+    one, other = seeds(1), seeds(2)
+    orders = [epoch_order(s, e, 20, 7) for s in (one, other) for e in (0, 1)]
     assert len({tuple(o) for o in orders}) == 4
-    assert epoch_order(key, 1, 20, 4) == orders[1]
+    assert epoch_order(one, 1, 20, 4) == orders[1]
+
+
+def test_the_epochs_of_a_client_are_independent():
+    """Chi-square over the pairs of orders that one client has in two epochs in a row."""
+    draws, size = 50_000, 3
+    keys = jax.random.split(jax.random.key(12), draws)
+
+    def both(key):
+        source = batches.shuffle_seeds(key)
+        orders = [epoch_batch(source, jnp.int32(e), jnp.int32(size), size)[0] for e in (0, 1)]
+        return jnp.concatenate(orders)
+
+    counts = Counter(map(tuple, np.asarray(jax.jit(jax.vmap(both))(keys))))
+    orders = list(itertools.permutations(range(size)))
+    expected = draws / len(orders) ** 2
+    chi = sum((counts[a + b] - expected) ** 2 / expected for a in orders for b in orders)
+    df = len(orders) ** 2 - 1
+    assert chi < df + 5 * math.sqrt(2 * df)
 
 
 def test_random_batches_are_uniform_with_replacement():

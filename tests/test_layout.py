@@ -51,7 +51,8 @@ def test_longest_first_by_hand(costs, devices, longest):
 @pytest.mark.parametrize(
     ("backend", "parameters", "slots", "devices", "lanes"),
     [
-        ("cpu", 610, 1000, 2, 81),
+        ("cpu", 610, 1000, 2, 32),
+        ("cpu", 4_554, 1000, 2, 10),
         ("cpu", 610, 30, 2, 15),
         ("cpu", 610, 5, 2, 3),
         ("cpu", 25_001, 1000, 1, 1),

@@ -136,7 +136,9 @@ def test_padding_never_shows():
     batch_key, _ = jax.random.split(key)
     model = {name: np.asarray(a, np.float64) for name, a in start.items()}
     for k in range(6):
-        positions, mask = epoch_batch(batch_key, jnp.int32(k), jnp.int32(9), 8)
+        positions, mask = epoch_batch(
+            batches.shuffle_seeds(batch_key), jnp.int32(k), jnp.int32(9), 8
+        )
         rows = lists[0][np.asarray(positions)[np.asarray(mask)]]
         assert len(rows) == (8 if k % 2 == 0 else 1)
         gradient = softmax_gradient(model, arrays["x"][rows].astype(np.float64), arrays["y"][rows])
@@ -154,7 +156,7 @@ def test_equal_work_equals_the_unmasked_loop(optimiser):
     params, state = start, optimiser.init(start)
     batch_key, _ = jax.random.split(jax.random.key(0))
     for k in range(4):
-        positions, _ = epoch_batch(batch_key, jnp.int32(k), jnp.int32(16), 8)
+        positions, _ = epoch_batch(batches.shuffle_seeds(batch_key), jnp.int32(k), jnp.int32(16), 8)
         rows = lists[1][np.asarray(positions)]
         batch = {name: a[rows] for name, a in arrays.items()}
         gradient = jax.jit(jax.grad(task.loss))(params, batch, jnp.ones(8, bool), None)

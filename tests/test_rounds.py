@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from problems import (
     federated,
     make_schedule,
@@ -15,6 +17,7 @@ from problems import (
 )
 
 import ccfl_jax as ccfl
+from ccfl_jax.rounds import _which_visit
 
 LANES = [1, 2, 5]
 
@@ -219,3 +222,16 @@ def test_bfloat16_models_run():
     assert state.params["w"].dtype == jnp.bfloat16
     assert state.server[0].nu["w"].dtype == jnp.float32
     np.testing.assert_array_equal(info.participants, [2] * 3)
+
+
+@given(
+    clients=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    absent=st.integers(0, 2**12 - 1),
+)
+def test_visits_count_earlier_present_slots_of_the_same_client(clients, absent):
+    present = [not absent >> k & 1 for k in range(len(clients))]
+    slots = make_schedule([clients], present=[present])
+    visits = _which_visit(jax.tree.map(lambda a: jnp.asarray(a[0]), slots))
+    for k in np.flatnonzero(present):
+        earlier = zip(clients[:k], present[:k], strict=True)
+        assert visits[k] == sum(c == clients[k] for c, here in earlier if here)
