@@ -41,11 +41,11 @@ def many(size, draws):
     """One permutation each, as the epochs of `draws` clients have them."""
     keys = jax.random.split(jax.random.key(11), draws)
 
-    def third_epoch(key):
+    def epoch_three(key):
         step = jnp.int32(3)
         return batches.epoch_batch(batches.shuffle_seeds(key), step, jnp.int32(size), size)[0]
 
-    return np.asarray(jax.jit(jax.vmap(third_epoch))(keys))
+    return np.asarray(jax.jit(jax.vmap(epoch_three))(keys))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])

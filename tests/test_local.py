@@ -133,12 +133,10 @@ def test_padding_never_shows():
     data, arrays, lists = federated([9])
     (upload, _), start = work(softmax_task(), data, 0, 3, batch_size=8, normalise="none")
     key = jax.random.key(0)
-    batch_key, _ = jax.random.split(key)
+    source = batches.shuffle_seeds(jax.random.split(key)[0])
     model = {name: np.asarray(a, np.float64) for name, a in start.items()}
     for k in range(6):
-        positions, mask = epoch_batch(
-            batches.shuffle_seeds(batch_key), jnp.int32(k), jnp.int32(9), 8
-        )
+        positions, mask = epoch_batch(source, jnp.int32(k), jnp.int32(9), 8)
         rows = lists[0][np.asarray(positions)[np.asarray(mask)]]
         assert len(rows) == (8 if k % 2 == 0 else 1)
         gradient = softmax_gradient(model, arrays["x"][rows].astype(np.float64), arrays["y"][rows])
@@ -154,9 +152,9 @@ def test_equal_work_equals_the_unmasked_loop(optimiser):
     task = softmax_task()
     (upload, _), start = work(task, data, 1, 2, optimiser, batch_size=8, normalise="none")
     params, state = start, optimiser.init(start)
-    batch_key, _ = jax.random.split(jax.random.key(0))
+    source = batches.shuffle_seeds(jax.random.split(jax.random.key(0))[0])
     for k in range(4):
-        positions, _ = epoch_batch(batches.shuffle_seeds(batch_key), jnp.int32(k), jnp.int32(16), 8)
+        positions, _ = epoch_batch(source, jnp.int32(k), jnp.int32(16), 8)
         rows = lists[1][np.asarray(positions)]
         batch = {name: a[rows] for name, a in arrays.items()}
         gradient = jax.jit(jax.grad(task.loss))(params, batch, jnp.ones(8, bool), None)
