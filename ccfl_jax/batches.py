@@ -14,9 +14,10 @@ _SHUFFLE_ROUNDS = 48
 def shuffle_seeds(key: jax.Array) -> jax.Array:
     """Two words uint32 `[2]` that all shuffles of a client in its round derive from.
 
-    Drawn once and not in every step: a draw from a key takes as long as a small model's gradient.
+    A hash of the key's own words: a draw from it would take as long as a small model's gradient.
     """
-    return jax.random.bits(key, (2,), jnp.uint32)
+    a, b = jax.random.key_data(key)[:2]
+    return _mix(jnp.stack([a + _mix(b), b + _mix(a + jnp.uint32(0x9E3779B9))]))
 
 
 def epoch_batch(

@@ -93,8 +93,8 @@ def build_local(
     ) -> tuple[Params, LocalInfo]:
         size = jnp.maximum(client.size, 1)  # an empty client takes no step, but may not divide by 0
         steps = count_steps(work, client.size, batch_size, work_unit)
-        batch_key, loss_key = jax.random.split(key)
-        source = batches.shuffle_seeds(batch_key) if in_epochs else batch_key
+        source = batches.shuffle_seeds(key) if in_epochs else jax.random.fold_in(key, 0)
+        loss_key = jax.random.fold_in(key, 1)
 
         def step(k: jax.Array, carry: tuple) -> tuple:
             params, optimiser_state, sums = carry

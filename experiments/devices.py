@@ -94,7 +94,8 @@ def _keep_compiled(folder: str) -> None:
         # A program made for another processor may not run on this one.
         folder = Path(folder).expanduser() / f"{platform.machine()}-{_processor()}"
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        # Small ones too: a run begins with a hundred, which together take as long as the round.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 

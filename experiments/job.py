@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +93,10 @@ def prepare(config: Config) -> Job:
     round_fn = _round(config, task, mesh)
     key = jax.random.key(config.seed)
     server = _server(config, config.server_lr)
-    state = ccfl.init_state(task, server, key, history_length=config.max_delay + 1)
+    # As one program, which the compilation cache keeps, and not operation by operation.
+    state = jax.jit(partial(ccfl.init_state, task, server, history_length=config.max_delay + 1))(
+        key
+    )
     ends = np.cumsum([0, *map(len, clients)])
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
     data = ccfl.FederatedData.from_offsets(arrays, np.concatenate(clients), ends)

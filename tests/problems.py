@@ -111,9 +111,8 @@ def counting(round_fn):
 def drawn_batches(state_key, t, client, visit, size, batch_size, work, unit="epochs"):
     """The row positions of one visit, batch by batch, as the engine promises to draw them."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state_key, t), client), visit)
-    batch_key, _ = jax.random.split(key)
     draw = batches.epoch_batch if unit == "epochs" else batches.random_batch
-    source = batches.shuffle_seeds(batch_key) if unit == "epochs" else batch_key
+    source = batches.shuffle_seeds(key) if unit == "epochs" else jax.random.fold_in(key, 0)
     steps = work * math.ceil(size / batch_size) if unit == "epochs" else work
     draw = jax.jit(draw, static_argnums=3)
     lists = []
