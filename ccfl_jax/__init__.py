@@ -26,6 +26,8 @@ from ccfl_jax.simulate import run_rounds
 from ccfl_jax.stream import stream_rounds
 from ccfl_jax.tasks import classification_task
 from ccfl_jax.tasks import tags_task
+from ccfl_jax.trials import evaluate_trials
+from ccfl_jax.trials import run_trials
 from ccfl_jax.types import Aggregate
 from ccfl_jax.types import Task
 
@@ -45,6 +47,7 @@ __all__ = [
     "cc_fedsgd",
     "classification_task",
     "evaluate",
+    "evaluate_trials",
     "init_state",
     "load_dataset",
     "mean",
@@ -53,6 +56,7 @@ __all__ = [
     "partition_natural",
     "random_schedule",
     "run_rounds",
+    "run_trials",
     "scale_by_cc_adagrad",
     "scale_by_cc_adam",
     "scale_by_cc_ams",

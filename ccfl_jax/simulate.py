@@ -1,6 +1,5 @@
-"""Running: many rounds as one compiled program, and evaluation between them."""
+"""Running: many rounds as one compiled program, and evaluation between rounds."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -45,26 +44,34 @@ def run_rounds(
         ValueError: if the schedule is malformed, names a client there is none of, or asks for a
             model that does not exist (yet) or is no longer kept; for 2**31 rows of data or more.
     """
-    if len(data.indices) >= 2**31:
-        raise ValueError(
-            f"data: found {len(data.indices)} rows, legal: under 2**31 at once, see stream_rounds"
-        )
+    check_rows(data.indices.shape[-1])
     check_schedule(schedule, len(data), int(state.round), ring.length(state.history))
-    rounds = len(schedule.client)
-    padding = max(-rounds % _ROUNDS_PADDED_TO, 0 if rounds else _ROUNDS_PADDED_TO)
-
-    def padded(a: np.ndarray) -> jax.Array:
-        a = np.asarray(a)
-        return jnp.asarray(
-            np.pad(a, ((0, padding), (0, 0))), bool if a.dtype == bool else jnp.int32
-        )
-
-    slots = Schedule(*(padded(a) for a in schedule[:4]))
+    slots, rounds = padded(schedule)
     run = _run_donated if donate else _run
     # A Partial of a Partial equals no other one: every piece would compile.
     round_fn = round_fn if isinstance(round_fn, Partial) else Partial(round_fn)
     state, infos = run(round_fn, state, slots, jnp.asarray(rounds, jnp.int32), data)
     return state, jax.tree.map(lambda a: np.asarray(a)[:rounds], infos)
+
+
+def check_rows(rows: int) -> None:
+    """Refuses data whose rows 32 bits cannot number."""
+    if rows >= 2**31:
+        raise ValueError(f"data: found {rows} rows, legal: under 2**31 at once, see stream_rounds")
+
+
+def padded(schedule: Schedule) -> tuple[Schedule, int]:
+    """The schedule's arrays on the device, filled up with rounds that do not count; the rounds."""
+    rounds = len(schedule.client)
+    padding = max(-rounds % _ROUNDS_PADDED_TO, 0 if rounds else _ROUNDS_PADDED_TO)
+
+    def fill(a: np.ndarray) -> jax.Array:
+        a = np.asarray(a)
+        return jnp.asarray(
+            np.pad(a, ((0, padding), (0, 0))), bool if a.dtype == bool else jnp.int32
+        )
+
+    return Schedule(*(fill(a) for a in schedule[:4])), rounds
 
 
 def check_schedule(
@@ -95,7 +102,7 @@ def check_schedule(
         )
 
 
-def _run_rounds(
+def loop(
     round_fn: RoundFn, state: State, slots: Schedule, rounds: jax.Array, data: FederatedData
 ) -> tuple[State, Info]:
     """A scan over the first `rounds` rows; traced, so the length is no part of the program."""
@@ -111,8 +118,8 @@ def _run_rounds(
     return jax.lax.fori_loop(0, rounds, step, (state, infos))
 
 
-_run = jax.jit(_run_rounds)
-_run_donated = jax.jit(_run_rounds, donate_argnums=1)
+_run = jax.jit(loop)
+_run_donated = jax.jit(loop, donate_argnums=1)
 
 
 def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) -> dict[str, float]:
@@ -133,20 +140,36 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
     Raises:
         ValueError: for a batch size below 1, no rows, or arrays of unequal length.
     """
+    rows = check_evaluation(arrays, batch_size)
+    sums = _jitted_sums(task, params, arrays, min(batch_size, rows))
+    return {name: float(value) for name, value in ratios(sums).items()}
+
+
+def check_evaluation(arrays: Batch, batch_size: int) -> int:
+    """Refuses what cannot be evaluated; returns the number of rows."""
     lengths = {name: len(a) for name, a in arrays.items()}
     rows = next(iter(lengths.values()), 0)
     if rows == 0 or set(lengths.values()) != {rows}:
         raise ValueError(f"arrays: found lengths {lengths}, legal: equal and at least 1")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size: found {batch_size!r}, legal: a whole number from 1 on")
-    sums = _batch_sums(task, params, arrays, min(batch_size, rows))
-    totals = {name: (np.sum(s, dtype=np.float64), np.sum(n, dtype=np.float64)) for name, (s, n) in
-              jax.device_get(sums).items()}  # fmt: skip
-    return {name: float(s / n) if n else float("nan") for name, (s, n) in totals.items()}
+    return rows
 
 
-@partial(jax.jit, static_argnums=(0, 3))
-def _batch_sums(task: Task, params: Params, arrays: Batch, batch_size: int) -> dict[str, Any]:
+def ratios(sums: dict[str, tuple[jax.Array, jax.Array]]) -> dict[str, np.ndarray]:
+    """Sums over counts, both `[..., batches]`, added up in float64 on the host."""
+    added = {
+        name: [np.sum(a, axis=-1, dtype=np.float64) for a in pair]
+        for name, pair in jax.device_get(sums).items()
+    }
+    return {
+        name: np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
+        for name, (total, count) in added.items()
+    }
+
+
+def batch_sums(task: Task, params: Params, arrays: Batch, batch_size: int) -> dict[str, Any]:
+    """name -> the metrics' sums and counts `[batches]` of one model."""
     rows = len(next(iter(arrays.values())))
 
     def one_batch(first: jax.Array) -> dict[str, Any]:
@@ -155,3 +178,6 @@ def _batch_sums(task: Task, params: Params, arrays: Batch, batch_size: int) -> d
         return task.metrics(params, batch, places < rows)
 
     return jax.lax.map(one_batch, jnp.arange(0, rows, batch_size))
+
+
+_jitted_sums = jax.jit(batch_sums, static_argnums=(0, 3))

@@ -97,6 +97,11 @@ def make_schedule(client, staleness=0, work=1, present=True):
     return Schedule(client, full(staleness, np.int32), full(work, np.int32), full(present, bool))
 
 
+def mesh_of(devices):
+    """So many of the host devices, in one axis."""
+    return jax.make_mesh((devices,), ("clients",), devices=jax.devices()[:devices])
+
+
 def counting(round_fn):
     """`round_fn`, and a list that grows by one whenever it is traced."""
     traces = []

@@ -7,15 +7,11 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from problems import counting, federated, softmax_task
+from problems import counting, federated, mesh_of, softmax_task
 
 import ccfl_jax as ccfl
 
 SIZES = [6, 4, 9, 15, 3, 31, 8, 1, 12, 5]
-
-
-def mesh_of(devices):
-    return jax.make_mesh((devices,), ("clients",), devices=jax.devices()[:devices])
 
 
 def run(slots, devices=None, lanes=None, server=None, pieces=((0, 8),)):

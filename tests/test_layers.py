@@ -25,6 +25,7 @@ ROWS = {
     "rounds": 4,
     "simulate": 5,
     "record": 6,
+    "trials": 6,
 }
 
 
