@@ -1,5 +1,6 @@
 """ccfl_jax: client-centric federated adaptive optimisation, simulated as one compiled program."""
 
+from ccfl_jax import theory
 from ccfl_jax.aggregate import mean
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data import load_dataset
@@ -62,4 +63,5 @@ __all__ = [
     "scale_by_cc_ams",
     "stream_rounds",
     "tags_task",
+    "theory",
 ]

@@ -18,6 +18,7 @@ ROWS = {
     "history": 2,
     "aggregate": 2,
     "schedule": 2,
+    "theory": 2,
     "data": 2,
     "models": 2,
     "tasks": 3,
