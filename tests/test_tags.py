@@ -85,12 +85,26 @@ def test_any_leading_axes_and_one_table_per_client():
     np.testing.assert_allclose(both[1], 2 * flat, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("illegal", [5, -2, 2**31 - 1])
+@pytest.mark.parametrize("illegal", [5, -3, 2**31 - 1])
 def test_a_token_outside_the_vocabulary_is_nan_for_its_text_alone(illegal):
     model, params = a_model()
     ids = np.array([[0, illegal], [1, -1]], np.int32)
     logits = np.asarray(model.apply({"params": params}, jnp.asarray(ids)))
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
+
+
+def test_a_word_outside_the_vocabulary_counts_in_the_length_alone():
+    """Two of the four words are unknown: a quarter of the others' rows, in the step too."""
+    model, params = a_model()
+    ids = np.array([[-2, 3, 0, -2, -1], [-2, -2, -1, -1, -1]], np.int32)
+    table, bias = (np.asarray(params[name], np.float64) for name in ("table", "bias"))
+    logits = np.asarray(model.apply({"params": params}, jnp.asarray(ids)))
+    np.testing.assert_allclose(logits, [(table[3] + table[0]) / 4 + bias, bias], rtol=1e-5)
+    slope = np.random.default_rng(0).normal(size=(2, 7)).astype(np.float32)
+    stepped = model.descend(params, jnp.asarray(ids), jnp.asarray(slope))
+    expected = table.copy()
+    expected[[3, 0]] -= slope[0] / 4
+    np.testing.assert_allclose(stepped["table"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_number_of_parameters():
@@ -257,7 +271,7 @@ def test_a_word_outside_the_table_spoils_its_own_step_too():
 def test_a_round_with_a_number_is_the_round_with_optax_sgd():
     """The first goes through the table's own step; two epochs of uneven clients, stale models."""
     rng = np.random.default_rng([8])
-    x, y = rng.integers(-1, 5, (30, 4), np.int32), rng.integers(-1, 7, (30, 3), np.int32)
+    x, y = rng.integers(-2, 5, (30, 4), np.int32), rng.integers(-1, 7, (30, 3), np.int32)
     data = ccfl.FederatedData.from_indices({"x": x, "y": y}, np.split(np.arange(30), [4, 11, 25]))
     task, server = ccfl.tags_task(TagLogistic(5, 7), (4,), 7), ccfl.cc_fedsgd(0.5)
     schedule = ccfl.random_schedule(0, 6, 4, buffer_size=3, max_delay=2)

@@ -19,7 +19,8 @@ class TagLogistic(nn.Module):
     has the logits `c`.
 
     Input integer token ids `[..., L]`, 0 <= id < vocabulary_size, with -1 as padding anywhere in
-    the row; output float32 logits `[..., num_tags]`. Any other id makes the text's logits nan.
+    the row and -2 for a word outside the vocabulary, which counts in n and has no row; output
+    float32 logits `[..., num_tags]`. Any other id makes the text's logits nan.
     Parameters float32: `table` `[vocabulary_size, num_tags]` (LeCun normal as for the dense
     layer), `bias` `[num_tags]` (zero).
 
@@ -27,8 +28,7 @@ class TagLogistic(nn.Module):
     array `[..., L]`.
 
     Source: the StackOverflow tag prediction of Reddi et al., Adaptive Federated Optimization (ICLR
-    2021). Departure: words outside the vocabulary are to be left out of the ids, so they do not
-    count in n; a vocabulary with a row for them keeps them.
+    2021).
     """
 
     vocabulary_size: int = 10_000
@@ -68,8 +68,9 @@ class TagLogistic(nn.Module):
 def _rows_and_weights(ids: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rows of the table `[..., L]`, past its end for padding, and the weight `[..., 1]` of each."""
     real, legal = ids != -1, (ids >= 0) & (ids < table.shape[0])
+    unknown = ids == -2
     weights = 1 / jnp.maximum(real.sum(-1, keepdims=True), 1)
-    weights = jnp.where((real & ~legal).any(-1, keepdims=True), jnp.nan, weights)
+    weights = jnp.where((real & ~legal & ~unknown).any(-1, keepdims=True), jnp.nan, weights)
     return jnp.where(legal, ids, table.shape[0]), weights.astype(table.dtype)
 
 
