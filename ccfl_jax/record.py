@@ -28,6 +28,8 @@ CONFIG, METRICS, SCHEDULE, CHECKPOINTS = (
     "checkpoints",
 )
 
+_BLOWN_UP = 1000.0
+
 
 def check_unused(folder: str | os.PathLike) -> None:
     """Refuses a path for a new run that holds anything already.
@@ -46,16 +48,20 @@ def check_unused(folder: str | os.PathLike) -> None:
 
 def write_config(folder: str | os.PathLike, config: Mapping[str, Any]) -> None:
     """Writes `config.json`: the given values, and under "environment" the versions and devices."""
+    text = json.dumps({**config, "environment": environment()}, indent=2, allow_nan=False)
+    replace_file(Path(folder) / CONFIG, text + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions of the packages and the devices here."""
     device = jax.devices()[0]
-    environment = {
+    return {
         "ccfl_jax": _version("ccfl_jax"),
         "jax": jax.__version__,
         "backend": device.platform,
         "device": device.device_kind,
         "devices": jax.device_count(),
     }
-    text = json.dumps({**config, "environment": environment}, indent=2, allow_nan=False)
-    _replace(Path(folder) / CONFIG, text + "\n")
 
 
 def check_config(
@@ -79,6 +85,20 @@ def check_config(
         saved = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not readable as JSON ({error})") from None
+    check_same(folder, saved, config, free)
+
+
+def check_same(
+    place: str | os.PathLike,
+    saved: Mapping[str, Any],
+    config: Mapping[str, Any],
+    free: Collection[str],
+) -> None:
+    """Refuses settings that differ from those saved in `place`, but for the fields in `free`.
+
+    Raises:
+        ValueError: naming every other field that differs, with both values.
+    """
     names = (saved.keys() | config.keys()) - {"environment", *free}
     differing = [
         f"{name} {saved.get(name)!r} -> {config.get(name)!r}"
@@ -87,18 +107,23 @@ def check_config(
     ]
     if differing:
         raise ValueError(
-            f"{folder}: found another configuration ({', '.join(differing)}), legal: the same, "
+            f"{place}: found another configuration ({', '.join(differing)}), legal: the same, "
             f"except {', '.join(sorted(free))}"
         )
 
 
 def append_row(folder: str | os.PathLike, row: Mapping[str, Any]) -> dict[str, Any]:
     """Adds a line to `metrics.jsonl`; returns the row as written, None for what is not finite."""
-    plain = {name: _plain(value) for name, value in row.items()}
+    row = plain(row)
     if jax.process_index() == 0:
         with open(Path(folder) / METRICS, "a") as file:
-            file.write(json.dumps(plain, allow_nan=False) + "\n")
-    return plain
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+    return row
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as strict JSON has it: Python's own numbers, None for what is not finite."""
+    return {name: _plain(value) for name, value in row.items()}
 
 
 def read_rows(folder: str | os.PathLike) -> list[dict[str, Any]]:
@@ -131,7 +156,7 @@ def drop_rows_after(folder: str | os.PathLike, last_round: int) -> list[dict[str
         )
     text = "".join(json.dumps(row) + "\n" for row in kept)
     if jax.process_index() == 0 and text != path.read_text():
-        _replace(path, text)
+        replace_file(path, text)
     return kept
 
 
@@ -139,10 +164,8 @@ def first_row(test: Mapping[str, float], compile_seconds: float, diverged: bool)
     """The row of x_0: nothing was trained, so the training columns are None."""
     return {
         "round": 0,
-        "train_loss": None,
-        "train_accuracy": None,
-        "test_loss": test["loss"],
-        "test_accuracy": test["accuracy"],
+        **{f"train_{name}": None for name in _metrics(test)},
+        **{f"test_{name}": test[name] for name in _metrics(test)},
         "participants": None,
         "rejected": None,
         "mean_staleness": None,
@@ -168,14 +191,14 @@ def next_row(
     Args:
         previous: the row before, whose sums go on.
         info: the rounds since that row.
-        test: "loss" and "accuracy" of the model after them.
+        test: "loss" and the task's other metrics, of the model after them.
         seconds: how long those rounds took, without compilation and evaluation.
         compile_seconds: for the first row that a process writes, otherwise None.
         diverged: whether the model is called lost, by whoever judges that.
 
     Returns:
         `round`, the server updates made: the row describes x_round. Since the previous row:
-        `train_loss` and `train_accuracy`, means over rounds of each round's unweighted mean over
+        `train_loss` and the other metrics, means over rounds of each round's unweighted mean over
         the uploads that counted (rounds without any left out, None without such a round);
         `participants` and `rejected`, sums over rounds; `mean_staleness` and `mean_steps`, over
         all slots that returned. Since round 0: `client_updates` (slots that returned, rejected ones
@@ -183,12 +206,11 @@ def next_row(
     """
     counted = np.asarray(info.participants) > 0
     returned = np.asarray(info.present)
+    train = {**info.train_metrics, "loss": info.train_loss}
     return {
         "round": previous["round"] + len(counted),
-        "train_loss": _mean(info.train_loss, counted),
-        "train_accuracy": _mean(info.train_metrics["accuracy"], counted),
-        "test_loss": test["loss"],
-        "test_accuracy": test["accuracy"],
+        **{f"train_{name}": _mean(train[name], counted) for name in _metrics(test)},
+        **{f"test_{name}": test[name] for name in _metrics(test)},
         "participants": int(np.sum(info.participants)),
         "rejected": int(np.sum(info.rejected)),
         "mean_staleness": _mean(info.staleness, returned),
@@ -199,6 +221,19 @@ def next_row(
         "compile_seconds": compile_seconds,
         "diverged": diverged,
     }
+
+
+def is_diverged(test_loss: float, first_test_loss: float | None, finite: bool) -> bool:
+    """Whether a model is called lost: not finite, or a test loss of a thousand times that of x_0.
+
+    A first loss below 1, or none, counts as 1. From the second kind a run may come back.
+    """
+    return not finite or test_loss > _BLOWN_UP * max(first_test_loss or 0.0, 1.0)
+
+
+def score_name(row: Mapping[str, Any]) -> str:
+    """What a row calls the task's metric, the one besides the loss: "accuracy" or "recall_at_5"."""
+    return next(name[5:] for name in row if name.startswith("test_") and name != "test_loss")
 
 
 def is_finite(params: Params) -> bool:
@@ -265,6 +300,11 @@ def _leaves(tree: Any) -> dict[str, str]:
     }
 
 
+def _metrics(test: Mapping[str, float]) -> list[str]:
+    """The metrics' names, the loss first."""
+    return ["loss", *sorted(test.keys() - {"loss"})]
+
+
 def _mean(values: Any, where: np.ndarray) -> float | None:
     return float(np.asarray(values, np.float64)[where].mean()) if where.any() else None
 
@@ -282,8 +322,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _replace(path: Path, text: str) -> None:
-    # Written aside and moved: a run that is stopped here leaves the old file or the new one.
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: a process stopped here leaves the old one or the new."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -69,107 +69,107 @@ class Config:
     process_id: int | None
 
 
-class _Domain(NamedTuple):
+class Domain(NamedTuple):
     define: Callable  # absl's DEFINE_ function of that type
     legal: str
     holds: Callable[[object], bool]
 
 
-class _Flag(NamedTuple):
-    domain: _Domain
+class Flag(NamedTuple):
+    domain: Domain
     default: object
     help: str
 
 
-def _one_of(names: tuple[str, ...]) -> _Domain:
-    return _Domain(flags.DEFINE_string, ", ".join(names), lambda v: v in names)
+def _one_of(names: tuple[str, ...]) -> Domain:
+    return Domain(flags.DEFINE_string, ", ".join(names), lambda v: v in names)
 
 
-def _whole(least: int, most: int = INT32_MAX) -> _Domain:
+def _whole(least: int, most: int = INT32_MAX) -> Domain:
     legal = f"a whole number from {least} to {most}"
-    return _Domain(flags.DEFINE_integer, legal, lambda v: least <= v <= most)
+    return Domain(flags.DEFINE_integer, legal, lambda v: least <= v <= most)
 
 
-_PATH = _Domain(flags.DEFINE_string, "a path", lambda v: bool(v.strip()))
-_SWITCH = _Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lambda v: True)
-_POSITIVE = _Domain(
+PATH = Domain(flags.DEFINE_string, "a path", lambda v: bool(v.strip()))
+_SWITCH = Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lambda v: True)
+POSITIVE = Domain(
     flags.DEFINE_float, "a number above 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX
 )
-_RATE = _Domain(flags.DEFINE_float, "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
-_DECAY = _Domain(flags.DEFINE_float, "a number from 0 to below 1", lambda v: 0 <= v < 1)
+_RATE = Domain(flags.DEFINE_float, "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
+_DECAY = Domain(flags.DEFINE_float, "a number from 0 to below 1", lambda v: 0 <= v < 1)
 
 _GROUPS = {
     "Data and model": {
-        "dataset": _Flag(_one_of(DATASETS), "fashion_mnist", "data set"),
-        "data_dir": _Flag(_PATH, None, "folder of the four Fashion-MNIST IDX files"),
-        "model": _Flag(_one_of(MODELS), "cnn", "model; cnn is for 28x28 images"),
-        "num_clients": _Flag(_whole(1), 100, "clients the training data are spread over"),
-        "partition": _Flag(
+        "dataset": Flag(_one_of(DATASETS), "fashion_mnist", "data set"),
+        "data_dir": Flag(PATH, None, "folder of the four Fashion-MNIST IDX files"),
+        "model": Flag(_one_of(MODELS), "cnn", "model; cnn is for 28x28 images"),
+        "num_clients": Flag(_whole(1), 100, "clients the training data are spread over"),
+        "partition": Flag(
             _one_of(PARTITIONS),
             "dirichlet",
             "dirichlet: per label, over clients (NIID-Bench); dirichlet_client: per client, over "
             "labels (Hsu et al.); natural: the clients that come with the data",
         ),
-        "alpha": _Flag(_POSITIVE, 0.5, "Dirichlet concentration; small is skewed"),
+        "alpha": Flag(POSITIVE, 0.5, "Dirichlet concentration; small is skewed"),
     },
     "Schedule": {
-        "rounds": _Flag(_whole(1), 500, "server updates in all"),
-        "buffer_size": _Flag(_whole(1), 5, "m, uploads the server waits for in a round"),
-        "max_delay": _Flag(_whole(0), 5, "tau, oldest model a client may start from"),
-        "local_epochs": _Flag(_whole(1), 3, "K in epochs; a client does 1 to K * randomness"),
-        "local_steps": _Flag(_whole(1), None, "K in steps, instead of --local_epochs"),
-        "randomness": _Flag(_POSITIVE, 2.0, "R, spread of local work"),
-        "schedule_file": _Flag(
-            _PATH, None, "replay this schedule.npz; the flags of this group must cover it"
+        "rounds": Flag(_whole(1), 500, "server updates in all"),
+        "buffer_size": Flag(_whole(1), 5, "m, uploads the server waits for in a round"),
+        "max_delay": Flag(_whole(0), 5, "tau, oldest model a client may start from"),
+        "local_epochs": Flag(_whole(1), 3, "K in epochs; a client does 1 to K * randomness"),
+        "local_steps": Flag(_whole(1), None, "K in steps, instead of --local_epochs"),
+        "randomness": Flag(POSITIVE, 2.0, "R, spread of local work"),
+        "schedule_file": Flag(
+            PATH, None, "replay this schedule.npz; the flags of this group must cover it"
         ),
     },
     "Clients": {
-        "local_lr": _Flag(_RATE, 0.01, "eta_l, step size of local SGD"),
-        "batch_size": _Flag(_whole(1), 20, "rows of a local step"),
-        "normalise": _Flag(_one_of(NORMALISATIONS), "steps", "what a client divides its delta by"),
-        "compute_dtype": _Flag(
+        "local_lr": Flag(_RATE, 0.01, "eta_l, step size of local SGD"),
+        "batch_size": Flag(_whole(1), 20, "rows of a local step"),
+        "normalise": Flag(_one_of(NORMALISATIONS), "steps", "what a client divides its delta by"),
+        "compute_dtype": Flag(
             _one_of(DTYPES), "float32", "what the model computes in; all that is kept stays float32"
         ),
-        "lanes": _Flag(
+        "lanes": Flag(
             _whole(1), None, "clients that advance together on a device; unset: by model and device"
         ),
-        "devices": _Flag(
+        "devices": Flag(
             _whole(1), None, "devices to spread clients over; unset: all, or one per CPU core"
         ),
-        "data_memory": _Flag(
-            _POSITIVE,
+        "data_memory": Flag(
+            POSITIVE,
             None,
             "MB of a device for training data; more are sent ahead in pieces, two at a time; "
             "unset: half an accelerator's memory, no limit on a CPU",
         ),
     },
     "Server": {
-        "server": _Flag(_one_of(tuple(SERVERS)), "cc_fedams", "method"),
-        "server_lr": _Flag(_RATE, None, "eta; required, except for cc_fedavg, where it is 1"),
-        "b1": _Flag(_DECAY, 0.9, "beta, momentum"),
-        "b2": _Flag(_DECAY, 0.99, "gamma, decay of the second moment"),
-        "eps": _Flag(_RATE, 1e-3, "added to the root of the second moment"),
-        "initial_accumulator": _Flag(_RATE, 0.0, "second moment before the first round"),
+        "server": Flag(_one_of(tuple(SERVERS)), "cc_fedams", "method"),
+        "server_lr": Flag(_RATE, None, "eta; required, except for cc_fedavg, where it is 1"),
+        "b1": Flag(_DECAY, 0.9, "beta, momentum"),
+        "b2": Flag(_DECAY, 0.99, "gamma, decay of the second moment"),
+        "eps": Flag(_RATE, 1e-3, "added to the root of the second moment"),
+        "initial_accumulator": Flag(_RATE, 0.0, "second moment before the first round"),
     },
     "Run": {
-        "seed": _Flag(_whole(0, 2**32 - 1), 0, "of partition, schedule, model and batches"),
-        "eval_every": _Flag(_whole(1), 10, "rounds between evaluations (with a checkpoint each)"),
-        "out_dir": _Flag(_PATH, None, "run folder; unset: runs/DATASET-SERVER-001, -002, ..."),
-        "resume": _Flag(_SWITCH, False, "go on from the newest checkpoint in --out_dir"),
-        "progress": _Flag(_SWITCH, True, "show a progress bar where stderr is a terminal"),
-        "compilation_cache": _Flag(
-            _PATH, "~/.cache/ccfl_jax", "folder of compiled programs, for the next start; or off"
+        "seed": Flag(_whole(0, 2**32 - 1), 0, "of partition, schedule, model and batches"),
+        "eval_every": Flag(_whole(1), 10, "rounds between evaluations (with a checkpoint each)"),
+        "out_dir": Flag(PATH, None, "run folder; unset: runs/DATASET-SERVER-001, -002, ..."),
+        "resume": Flag(_SWITCH, False, "go on from the newest checkpoint in --out_dir"),
+        "progress": Flag(_SWITCH, True, "show a progress bar where stderr is a terminal"),
+        "compilation_cache": Flag(
+            PATH, "~/.cache/ccfl_jax", "folder of compiled programs, for the next start; or off"
         ),
     },
     "Several processes": {
-        "coordinator": _Flag(
-            _PATH, None, "HOST:PORT of process 0, the same for all; or auto, where JAX can tell"
+        "coordinator": Flag(
+            PATH, None, "HOST:PORT of process 0, the same for all; or auto, where JAX can tell"
         ),
-        "num_processes": _Flag(_whole(1), None, "how many; each is given the same other flags"),
-        "process_id": _Flag(_whole(0), None, "which one this is, from 0"),
+        "num_processes": Flag(_whole(1), None, "how many; each is given the same other flags"),
+        "process_id": Flag(_whole(0), None, "which one this is, from 0"),
     },
 }
-_FLAGS = {name: flag for group in _GROUPS.values() for name, flag in group.items()}
+FLAGS = {name: flag for group in _GROUPS.values() for name, flag in group.items()}
 
 
 def parse(argv: list[str]) -> Config:
@@ -180,15 +180,24 @@ def parse(argv: list[str]) -> Config:
             flag (in a flag file too), a leftover word, a value outside its domain, flags that
             exclude each other, and any flag that the run would have no use for.
     """
-    values, given = _read(argv)
-    for name, value in values.items():
-        domain = _FLAGS[name].domain
-        if (name in given or value is not None) and not domain.holds(value):
-            raise ValueError(
-                f"--{name}: found {value!r}, legal: {domain.legal}{_nearest(name, value)}"
-            )
+    return resolve(*read(argv, FLAGS))
+
+
+def resolve(values: dict[str, object], given: set[str]) -> Config:
+    """The `Config` of flags that were read, once they are found to be legal."""
+    check_domains(values, given, FLAGS)
     check_together(values, given)
     return Config(**{field.name: values[field.name] for field in fields(Config)})
+
+
+def check_domains(values: dict[str, object], given: set[str], table: dict[str, Flag]) -> None:
+    """Refuses a value outside its flag's domain."""
+    for name, value in values.items():
+        domain = table[name].domain
+        if (name in given or value is not None) and not domain.holds(value):
+            raise ValueError(
+                f"--{name}: found {value!r}, legal: {domain.legal}{_nearest(domain, value)}"
+            )
 
 
 def help_text() -> str:
@@ -200,20 +209,26 @@ def help_text() -> str:
         "",
         "Presets are in experiments/presets/. A flag given twice counts as given last.",
     ]
-    for title, group in _GROUPS.items():
+    return "\n".join(lines + described(_GROUPS))
+
+
+def described(groups: dict[str, dict[str, Flag]]) -> list[str]:
+    """Lines that name every flag with its default, meaning and domain, by group."""
+    lines = []
+    for title, group in groups.items():
         lines += ["", f"{title}:"]
         for name, flag in group.items():
             default = "" if flag.default is None else f"={flag.default}"
-            legal = "" if flag.domain in (_PATH, _SWITCH) else f" [{flag.domain.legal}]"
+            legal = "" if flag.domain in (PATH, _SWITCH) else f" [{flag.domain.legal}]"
             text = f"--{name}{default}: {flag.help}{legal}"
             lines.append(textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="      "))
-    return "\n".join(lines)
+    return lines
 
 
-def _read(argv: list[str]) -> tuple[dict[str, object], set[str]]:
+def read(argv: list[str], table: dict[str, Flag]) -> tuple[dict[str, object], set[str]]:
     """The value of every flag, and the names of those that were given."""
     values = flags.FlagValues()
-    for name, flag in _FLAGS.items():
+    for name, flag in table.items():
         flag.domain.define(name, flag.default, flag.help, flag_values=values)
     try:
         args = values.read_flags_from_files(argv[1:])
@@ -221,27 +236,27 @@ def _read(argv: list[str]) -> tuple[dict[str, object], set[str]]:
             raise ValueError("--undefok: found on the command line, legal: only flags that exist")
         leftover = values([argv[0], *args])[1:]
     except flags.Error as error:
-        raise ValueError(_one_line(error)) from None
+        raise ValueError(_one_line(error, table)) from None
     if leftover:
         hint = "; switches are written --resume or --noresume" if "alse" in leftover[0] else ""
         raise ValueError(f"leftover word: found {leftover[0]!r}, legal: only --flag=value{hint}")
-    given = {name for name in _FLAGS if values[name].present}
-    return {name: values[name].value for name in _FLAGS}, given
+    given = {name for name in table if values[name].present}
+    return {name: values[name].value for name in table}, given
 
 
-def _one_line(error: flags.Error) -> str:
+def _one_line(error: flags.Error, table: dict[str, Flag]) -> str:
     text = " ".join(str(error).split()).removeprefix("ERROR:: ")
     illegal = re.match(r"flag --(\w+)=(.*?): ", text)
     if illegal:
         name, value = illegal.groups()
-        return f"--{name}: found {value!r}, legal: {_FLAGS[name].domain.legal}"
+        return f"--{name}: found {value!r}, legal: {table[name].domain.legal}"
     return text
 
 
-def _nearest(name: str, value: object) -> str:
+def _nearest(domain: Domain, value: object) -> str:
     """A hint at the legal name that looks most like `value`."""
-    if not isinstance(value, str) or _FLAGS[name].domain is _PATH:
+    if not isinstance(value, str) or domain is PATH:
         return ""
-    legal = _FLAGS[name].domain.legal.split(", ")
+    legal = domain.legal.split(", ")
     near = difflib.get_close_matches(value.strip().lower(), legal, 1, 0.4)
     return f"; did you mean {near[0]}?" if near else ""

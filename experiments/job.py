@@ -6,22 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import numpy as np
-import optax
 from jax.experimental import multihost_utils
 from orbax.checkpoint import CheckpointManager
 
 import ccfl_jax as ccfl
 from ccfl_jax import record
-from ccfl_jax.data import NUM_CLASSES
-from ccfl_jax.models import CNN, MLP, Logistic
 from ccfl_jax.rounds import RoundFn
-from ccfl_jax.simulate import check_schedule
 from ccfl_jax.stream import cut
-from experiments import devices
-from experiments.flags import SERVERS, Config
+from experiments import build, devices
+from experiments.flags import Config
 
 # What may change between the first part of a run and the next: none of it alters a round.
 _FREE_AT_RESUME = (
@@ -84,19 +79,13 @@ def prepare(config: Config) -> Job:
         record.check_config(config.out_dir, dataclasses.asdict(config), _FREE_AT_RESUME)
     elif config.out_dir is not None and jax.process_index() == 0:
         record.check_unused(config.out_dir)
-    schedule = _schedule(config)
-    train, test = ccfl.load_dataset(config.dataset, config.data_dir)
-    clients = _clients(config, train)
-    task = ccfl.classification_task(
-        _model(config), train["x"].shape[1:], NUM_CLASSES[config.dataset], config.compute_dtype
-    )
-    round_fn = _round(config, task, mesh)
-    key = jax.random.key(config.seed)
-    server = _server(config, config.server_lr)
+    schedule = build.schedule(config)
+    train, test = build.load(*build.source(config))
+    clients = build.clients(config, train)
+    task, rates = build.task(config, train), build.rates(config)
+    round_fn = jax.tree_util.Partial(build.round_at(config, task, mesh), rates)
     # As one program, which the compilation cache keeps, and not operation by operation.
-    state = jax.jit(partial(ccfl.init_state, task, server, history_length=config.max_delay + 1))(
-        key
-    )
+    state = jax.jit(partial(build.first_state, config, task))(rates, jax.random.key(config.seed))
     ends = np.cumsum([0, *map(len, clients)])
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
     data = ccfl.FederatedData.from_offsets(arrays, np.concatenate(clients), ends)
@@ -116,55 +105,6 @@ def is_over(job: Job) -> bool:
         return False
     finite = job.rows[-1]["test_loss"] is not None and record.is_finite(job.state.params)
     return job.rows[-1]["round"] >= job.config.rounds or not finite
-
-
-def _schedule(config: Config) -> ccfl.Schedule:
-    unit = "local_epochs" if config.local_steps is None else "local_steps"
-    local_work = getattr(config, unit)
-    if config.schedule_file is None:
-        return ccfl.random_schedule(
-            config.seed,
-            config.rounds,
-            config.num_clients,
-            buffer_size=config.buffer_size,
-            max_delay=config.max_delay,
-            local_work=local_work,
-            randomness=config.randomness,
-        )
-    path, schedule = config.schedule_file, ccfl.Schedule.load(config.schedule_file)
-    rounds, slots = schedule.client.shape
-    if rounds < config.rounds:
-        raise ValueError(f"--rounds: found {config.rounds}, legal: 1 to {rounds}, as in {path}")
-    if slots != config.buffer_size:
-        raise ValueError(f"--buffer_size: found {config.buffer_size}, legal: {slots}, as in {path}")
-    schedule = schedule.rounds(0, config.rounds)
-    claims = {
-        "num_clients": (schedule.client.max() + 1, config.num_clients),
-        "max_delay": (schedule.staleness.max(), config.max_delay),
-        f"{unit} * randomness": (schedule.work.max(), local_work * config.randomness),
-    }
-    for name, (least, found) in claims.items():
-        if found < least:
-            raise ValueError(f"--{name}: found {found:g}, legal: at least {least}, as in {path}")
-    check_schedule(schedule, config.num_clients, 0, config.max_delay + 1)
-    return schedule
-
-
-def _clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The row numbers of every client."""
-    labels, count, seed = train["y"], config.num_clients, config.seed
-    if config.partition == "iid":
-        return ccfl.partition_iid(labels, count, seed)
-    if config.partition == "natural":
-        clients = ccfl.partition_natural(train["client"])
-        if len(clients) != count:
-            raise ValueError(
-                f"--num_clients: found {count} with --partition=natural, legal: {len(clients)}, "
-                f"the clients of {config.dataset}"
-            )
-        return clients
-    by = "client" if config.partition == "dirichlet_client" else "label"
-    return ccfl.partition_dirichlet(labels, count, config.alpha, seed, by=by)
 
 
 def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:
@@ -188,38 +128,6 @@ def _check_pieces(schedule: ccfl.Schedule, data: ccfl.FederatedData, memory: int
         cut(schedule, data, memory)
     except ValueError as error:
         raise ValueError(f"--data_{error}") from None  # --data_memory: found ...
-
-
-def _model(config: Config) -> nn.Module:
-    models = {"cnn": CNN, "mlp": MLP, "logistic": Logistic}
-    return models[config.model](num_classes=NUM_CLASSES[config.dataset])
-
-
-def _round(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh) -> RoundFn:
-    """A round of the run; learning rates are arguments, so that one program serves all of them."""
-
-    def round_at(rates: dict, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
-        round_fn = ccfl.build_round(
-            task,
-            _server(config, rates["server_lr"]),
-            rates["local_lr"],
-            batch_size=config.batch_size,
-            work_unit="epochs" if config.local_steps is None else "steps",
-            normalise=config.normalise,
-            lanes=config.lanes,
-            mesh=mesh,
-        )
-        return round_fn(state, slots, data)
-
-    rates = {name: np.float32(getattr(config, name)) for name in ("server_lr", "local_lr")}
-    return jax.tree_util.Partial(round_at, rates)
-
-
-def _server(config: Config, learning_rate: float | jax.Array) -> optax.GradientTransformation:
-    if config.server == "cc_fedavg":
-        return ccfl.cc_fedavg()
-    hyperparameters = {name: getattr(config, name) for name in SERVERS[config.server]}
-    return getattr(ccfl, config.server)(learning_rate, **hyperparameters)
 
 
 def _start(job: Job) -> Job:

@@ -1,29 +1,160 @@
-"""Curves of a run, drawn from the rows of its metrics file."""
+"""Curves: of one run, of an experiment's methods, and `python -m experiments.plot FOLDER ...`.
 
+Matplotlib is imported where something is drawn, so that nothing else waits for it.
+"""
+
+import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 
-def draw_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, title: str) -> None:
-    """Draws accuracy and loss against rounds, training and test, as a PNG at `path`.
+from ccfl_jax import record
 
-    Missing values (the training columns of round 0, anything not finite) leave a gap. Needs no
-    display. Matplotlib is imported here, so that nothing else waits for it.
+AXES = ("round", "client_updates", "samples", "seconds")
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def draw_curves(rows: Rows, path: str | os.PathLike, title: str) -> None:
+    """Draws the score and the loss of one run against rounds, training and test, at `path`.
+
+    Missing values (the training columns of round 0, anything not finite) leave a gap.
     """
+    score = record.score_name(rows[0])
+    panels = [
+        (name, {part: [(rows, f"{part}_{name}")] for part in ("train", "test")})
+        for name in (score, "loss")
+    ]
+    draw(panels, [path], title)
+
+
+def draw_methods(
+    methods: Mapping[str, Sequence[Rows]], paths: Sequence[str | os.PathLike], title: str, x: str
+) -> None:
+    """Draws the training and the test score of several methods, a band over the runs of each.
+
+    Args:
+        methods: label -> the rows of its runs, seeds above all, with the same evaluations.
+        paths: files to write; the ending says in which format.
+        title: above the figure.
+        x: the column on the horizontal axis, one of `AXES`.
+    """
+    score = record.score_name(next(iter(methods.values()))[0][0])
+    panels = [
+        (
+            f"{part} {score}",
+            {
+                label: [(rows, f"{part}_{score}") for rows in runs]
+                for label, runs in methods.items()
+            },
+        )
+        for part in ("train", "test")
+    ]
+    draw(panels, paths, title, x)
+
+
+def draw(
+    panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[Rows, str]]]]],
+    paths: Sequence[str | os.PathLike],
+    title: str,
+    x: str = "round",
+) -> None:
+    """Draws panels side by side: (its quantity, label -> runs as (rows, column)).
+
+    A line is the mean over its runs, the band from their least to their greatest value. Where the
+    runs' horizontal values differ, as seconds do, their means are taken.
+    """
+    figure, axes = _figure(len(panels), title)
+    for panel, (quantity, lines) in zip(axes, panels, strict=True):
+        for label, runs in lines.items():
+            length = min(len(rows) for rows, _ in runs)
+            across = np.mean([_column(rows[:length], x) for rows, _ in runs], axis=0)
+            values = np.array([_column(rows[:length], column) for rows, column in runs])
+            (drawn,) = panel.plot(across, values.mean(axis=0), marker=".", label=label)
+            if len(runs) > 1:
+                band = values.min(axis=0), values.max(axis=0)
+                panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
+        panel.set(xlabel=x.replace("_", " "), ylabel=quantity)
+        panel.grid(alpha=0.3)
+        panel.legend()
+    for path in paths:
+        figure.savefig(path, dpi=120)
+
+
+def draw_sensitivity(
+    points: Mapping[str, Mapping[float, Sequence[float]]],
+    line: tuple[str, Sequence[float]],
+    paths: Sequence[str | os.PathLike],
+    title: str,
+    x: str,
+    y: str,
+) -> None:
+    """Draws a score against a hyperparameter, its values evenly spaced, a line for the baseline.
+
+    Args:
+        points: method -> value -> its scores, one a seed; the bars go from least to greatest.
+        line: label and scores of the method that has no such hyperparameter.
+        paths, title: as for `draw_methods`.
+        x, y: what the axes show.
+    """
+    figure, (panel,) = _figure(1, title)
+    values = sorted({value for scores in points.values() for value in scores})
+    for method, scores in points.items():
+        places = [values.index(value) for value in sorted(scores)]
+        runs = np.array([scores[value] for value in sorted(scores)])
+        mean = runs.mean(axis=1)
+        bars = np.abs(np.stack([runs.min(axis=1), runs.max(axis=1)]) - mean)
+        panel.errorbar(places, mean, bars, marker="o", capsize=3, label=method)
+    panel.axhline(np.mean(line[1]), color="gray", linestyle="--", label=line[0])
+    panel.set(xlabel=x, ylabel=y)
+    panel.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+    panel.grid(alpha=0.3)
+    panel.legend()
+    for path in paths:
+        figure.savefig(path, dpi=120)
+
+
+def main(argv: list[str]) -> int:
+    """Compares run folders; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="plot", description="Compares the curves of runs.")
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--x", choices=AXES, default="round", help="the horizontal axis")
+    parser.add_argument("--out", type=Path, default=Path("comparison.png"), help="file to write")
+    asked = parser.parse_args(argv[1:])
+    try:
+        runs = {str(folder): [_of_run(folder)] for folder in asked.folders}
+        draw_methods(runs, [asked.out], "", asked.x)
+    except (OSError, ValueError) as error:
+        print("plot: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    print(asked.out)
+    return 0
+
+
+def _of_run(folder: Path) -> Rows:
+    rows = record.read_rows(folder)
+    if not rows:
+        raise ValueError(f"{folder / record.METRICS}: found no row, legal: at least one evaluation")
+    return rows
+
+
+def _column(rows: Rows, name: str) -> np.ndarray:
+    return np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
+
+
+def _figure(panels: int, title: str) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(5 * max(panels, 1.4), 4), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
-    rounds = [row["round"] for row in rows]
-    for axes, quantity in zip(figure.subplots(1, 2), ("accuracy", "loss"), strict=True):
-        for part in ("train", "test"):
-            values = [row[f"{part}_{quantity}"] for row in rows]
-            numbers = [float("nan") if value is None else value for value in values]
-            axes.plot(rounds, numbers, marker=".", label=part)
-        axes.set(xlabel="round", ylabel=quantity)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=120)
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -12,6 +12,8 @@ SERVERS = {
     "cc_fedams": ("b1", "b2", "eps", "initial_accumulator"),
 }
 INT32_MAX = 2**31 - 1
+# What a sweep may vary: all but the server are numbers that one compiled program takes.
+VARIABLE = ("server", "server_lr", "local_lr", "b1", "b2", "eps", "initial_accumulator", "seed")
 
 
 def check_together(values: dict[str, object], given: set[str]) -> None:
@@ -32,6 +34,25 @@ def check_together(values: dict[str, object], given: set[str]) -> None:
         raise ValueError(
             "--resume: found no --out_dir, legal: with the --out_dir of the run to go on"
         )
+
+
+def check_sweep(values: dict[str, object], given: set[str]) -> None:
+    """Checks the flags of a sweep that its trials do not have, or have no use for.
+
+    Raises:
+        ValueError: one line that names the flag, what was found and what is legal.
+    """
+    for name in ("vary", "out_dir"):
+        if values[name] is None:
+            raise ValueError(f"--{name}: found none, legal: one, for a sweep")
+    refused = {
+        "resume": "the same command again, which goes on where the sweep stopped",
+        "coordinator": "one process, with --devices",
+        "data_memory": "data that fit on a device",
+    }
+    for name, legal in refused.items():
+        if name in given:
+            raise ValueError(f"--{name}: found with a sweep, legal: {legal}")
 
 
 def _check_data(values: dict[str, object], given: set[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ccfl_jax import record
 
-_HEAD = ("method", "server_lr", "rounds", "test accuracy", "rounds/s", "useful samples/s", "device")
+_HEAD = ("method", "server_lr", "rounds", "test score", "rounds/s", "useful samples/s", "device")
 
 
 def row(folder: str | Path) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def row(folder: str | Path) -> tuple[str, ...]:
     last = record.read_rows(folder)[-1]
     if not last["round"]:
         raise ValueError(f"{folder}: found a run of 0 rounds, legal: at least one")
-    accuracy = "diverged" if last["diverged"] else f"{last['test_accuracy']:.3f}"
+    score = "diverged" if last["diverged"] else f"{last[f'test_{record.score_name(last)}']:.3f}"
     rates = f"{last['round'] / last['seconds']:.2f}", f"{last['samples'] / last['seconds']:.0f}"
     environment = config["environment"]
     device = f"{environment['devices']} x {environment['device']}"
@@ -27,7 +27,7 @@ def row(folder: str | Path) -> tuple[str, ...]:
         config["server"],
         f"{config['server_lr']:g}",
         str(last["round"]),
-        accuracy,
+        score,
         *rates,
         device,
     )

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from experiments.job import Job
 
 _PIECE = 250  # rounds handed over at once; ccfl.run_rounds compiles one program for up to 256
-_BLOWN_UP = 1000.0  # a test loss of so many times that of x_0 (or 1) is called diverged too
 
 
 def main(argv: list[str]) -> int:
@@ -107,11 +106,12 @@ def _train_on(job: "Job", rows: list[dict[str, Any]]) -> None:
             for stop in _stops(begun, config.rounds, config.eval_every):
                 state, info, seconds = _advance(job, state, stop, pieces, bar)
                 test, finite = _evaluate(job, state)
-                diverged = not finite or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"], 1.0)
+                diverged = record.is_diverged(test["loss"], rows[0]["test_loss"], finite)
                 row = record.next_row(rows[-1], info, test, seconds, compile_seconds, diverged)
                 rows.append(_keep(job, state, row))
                 compile_seconds = None
-                bar.set_postfix_str(f"test accuracy {test['accuracy']:.4f}")
+                score = record.score_name(row)
+                bar.set_postfix_str(f"test {score} {test[score]:.4f}")
                 if not finite:
                     break
 
@@ -257,13 +257,16 @@ def _streamed(job: "Job") -> str:
 
 
 def _summary(rows: list[dict[str, Any]]) -> str:
+    from ccfl_jax import record
+
     last, seconds = rows[-1], rows[-1]["seconds"] or math.nan
-    scored = [row for row in rows if row["test_accuracy"] is not None]
-    best = max(scored, key=lambda row: row["test_accuracy"], default=last)
+    score = record.score_name(last)
+    scored = [row for row in rows if row[f"test_{score}"] is not None]
+    best = max(scored, key=lambda row: row[f"test_{score}"], default=last)
     compiling = sum(row["compile_seconds"] or 0.0 for row in rows)
     lines = [
-        f"result    test accuracy {_number(last['test_accuracy'])} after {last['round']} rounds; "
-        f"best {_number(best['test_accuracy'])} after {best['round']}",
+        f"result    test {score} {_number(last[f'test_{score}'])} after {last['round']} rounds; "
+        f"best {_number(best[f'test_{score}'])} after {best['round']}",
         f"speed     {last['round'] / seconds:.2f} rounds/s, {last['samples'] / seconds:.0f} useful "
         f"samples/s in {last['seconds']:.1f} s of training; {compiling:.1f} s of compilation apart",
     ]

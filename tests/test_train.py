@@ -17,7 +17,7 @@ import pytest
 import ccfl_jax as ccfl
 from ccfl_jax import record
 from ccfl_jax.stream import cut
-from experiments import devices, flags, job, train
+from experiments import build, devices, flags, job, train
 
 _BASE = [
     "--dataset=digits",
@@ -424,8 +424,8 @@ def test_seed_and_what_it_does_not_touch(tmp_path):
         np.testing.assert_array_equal(plan[k], moved_plan[k])
 
 
-def test_learning_rates_are_no_part_of_the_program(tmp_path):
-    """So the compilation cache serves every rate; another decay is another program."""
+def test_rates_are_no_part_of_the_program(tmp_path):
+    """So the compilation cache serves all of them; another batch size is another program."""
 
     def program(name, *args):
         ready = job.prepare(_config(f"--out_dir={tmp_path / name}", *args))
@@ -439,7 +439,9 @@ def test_learning_rates_are_no_part_of_the_program(tmp_path):
 
     first = program("a", "--server_lr=0.1", "--local_lr=0.01")
     assert program("b", "--server_lr=0.7", "--local_lr=0.03") == first
-    assert program("c", "--b1=0.5") != first
+    own = ["--b1=0.5", "--b2=0.9", "--eps=0.01", "--initial_accumulator=0.1"]
+    assert program("c", *own) == first
+    assert program("d", "--batch_size=7") != first
 
 
 def test_every_server_gets_its_hyperparameters(tmp_path):
@@ -449,13 +451,13 @@ def test_every_server_gets_its_hyperparameters(tmp_path):
         rate = 1.0 if server == "cc_fedavg" else 0.3
         args = [f"--{name}={chosen[name]}" for name in names]
         config = _config(f"--server={server}", f"--server_lr={rate}", *args)
-        transform = job._server(config, config.server_lr)
+        transform = build.server(config, build.rates(config))
         hyper = {name: chosen[name] for name in names}
         expected = getattr(ccfl, server)(*([] if server == "cc_fedavg" else [rate]), **hyper)
         ours, theirs = (
             t.update(gradient, t.init(gradient), gradient)[0] for t in (transform, expected)
         )
-        np.testing.assert_array_equal(ours["x"], theirs["x"])
+        np.testing.assert_allclose(ours["x"], theirs["x"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

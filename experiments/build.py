@@ -1,0 +1,121 @@
+"""The parts of a run, each from its `Config`: schedule, clients, model, server, round."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+
+import ccfl_jax as ccfl
+from ccfl_jax.data import NUM_CLASSES
+from ccfl_jax.models import CNN, MLP, Logistic
+from ccfl_jax.simulate import check_schedule
+from experiments.flags import SERVERS, Config
+
+Rates = dict[str, np.ndarray | jax.Array]  # name -> float32 scalar, or `[trials]`
+
+
+def source(config: Config) -> tuple:
+    """The arguments of `load` for a run: equal ones give equal data."""
+    return config.dataset, config.data_dir
+
+
+def load(dataset: str, data_dir: str | None) -> tuple[dict, dict]:
+    """The train and test part of a data set, as `ccfl.load_dataset` has them."""
+    return ccfl.load_dataset(dataset, data_dir)
+
+
+def schedule(config: Config) -> ccfl.Schedule:
+    """Drawn from the seed, or read from `schedule_file` and cut to the rounds asked for."""
+    unit = "local_epochs" if config.local_steps is None else "local_steps"
+    local_work = getattr(config, unit)
+    if config.schedule_file is None:
+        return ccfl.random_schedule(
+            config.seed,
+            config.rounds,
+            config.num_clients,
+            buffer_size=config.buffer_size,
+            max_delay=config.max_delay,
+            local_work=local_work,
+            randomness=config.randomness,
+        )
+    path, found = config.schedule_file, ccfl.Schedule.load(config.schedule_file)
+    rounds, slots = found.client.shape
+    if rounds < config.rounds:
+        raise ValueError(f"--rounds: found {config.rounds}, legal: 1 to {rounds}, as in {path}")
+    if slots != config.buffer_size:
+        raise ValueError(f"--buffer_size: found {config.buffer_size}, legal: {slots}, as in {path}")
+    found = found.rounds(0, config.rounds)
+    claims = {
+        "num_clients": (found.client.max() + 1, config.num_clients),
+        "max_delay": (found.staleness.max(), config.max_delay),
+        f"{unit} * randomness": (found.work.max(), local_work * config.randomness),
+    }
+    for name, (least, given) in claims.items():
+        if given < least:
+            raise ValueError(f"--{name}: found {given:g}, legal: at least {least}, as in {path}")
+    check_schedule(found, config.num_clients, 0, config.max_delay + 1)
+    return found
+
+
+def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The row numbers of every client."""
+    labels, count, seed = train["y"], config.num_clients, config.seed
+    if config.partition == "iid":
+        return ccfl.partition_iid(labels, count, seed)
+    if config.partition == "natural":
+        lists = ccfl.partition_natural(train["client"])
+        if len(lists) != count:
+            raise ValueError(
+                f"--num_clients: found {count} with --partition=natural, legal: {len(lists)}, "
+                f"the clients of {config.dataset}"
+            )
+        return lists
+    by = "client" if config.partition == "dirichlet_client" else "label"
+    return ccfl.partition_dirichlet(labels, count, config.alpha, seed, by=by)
+
+
+def task(config: Config, train: dict[str, np.ndarray]) -> ccfl.Task:
+    """What is learnt from data like `train`."""
+    models = {"cnn": CNN, "mlp": MLP, "logistic": Logistic}
+    classes = NUM_CLASSES[config.dataset]
+    model = models[config.model](num_classes=classes)
+    return ccfl.classification_task(model, train["x"].shape[1:], classes, config.compute_dtype)
+
+
+def rates(config: Config) -> Rates:
+    """The numbers that are arguments of a compiled round: one program serves all their values."""
+    names = ("local_lr", "server_lr", *SERVERS[config.server])
+    return {name: np.float32(getattr(config, name)) for name in names}
+
+
+def server(config: Config, rates: Rates) -> optax.GradientTransformation:
+    """The server method with the numbers of `rates`, which may be traced."""
+    if config.server == "cc_fedavg":
+        return ccfl.cc_fedavg()
+    hyperparameters = {name: rates[name] for name in SERVERS[config.server]}
+    return getattr(ccfl, config.server)(rates["server_lr"], **hyperparameters)
+
+
+def first_state(config: Config, task: ccfl.Task, rates: Rates, key: jax.Array) -> ccfl.State:
+    """The state before round 0."""
+    return ccfl.init_state(task, server(config, rates), key, config.max_delay + 1)
+
+
+def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) -> Callable:
+    """`round_at(rates, state, slots, data) -> (state, info)`: one round with these rates."""
+
+    def run(rates: Rates, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
+        round_fn = ccfl.build_round(
+            task,
+            server(config, rates),
+            rates["local_lr"],
+            batch_size=config.batch_size,
+            work_unit="epochs" if config.local_steps is None else "steps",
+            normalise=config.normalise,
+            lanes=config.lanes,
+            mesh=mesh,
+        )
+        return round_fn(state, slots, data)
+
+    return run

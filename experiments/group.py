@@ -1,0 +1,189 @@
+"""Trials that differ in rates and seed alone, trained and evaluated together by one program."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.tree_util import Partial
+
+import ccfl_jax as ccfl
+from ccfl_jax import record, tree
+from experiments import build, devices
+from experiments.flags import Config
+
+# What trials of one program may differ in.
+OWN = ("server_lr", "local_lr", "b1", "b2", "eps", "initial_accumulator", "seed")
+
+_PIECE = 250  # rounds handed over at once; one program serves up to 256
+
+
+class Program(NamedTuple):
+    """What trials that differ in rates and seed alone have in common.
+
+    Attributes:
+        config: that of one of them.
+        task: what is learnt.
+        round_at: `build.round_at`; one object, so that it is compiled once.
+        train: the training samples, on the host.
+        data: "x" and "y" of them, on every device.
+        test: "x" and "y" of the test set, on every device.
+        mesh: devices that the trials are spread over.
+    """
+
+    config: Config
+    task: ccfl.Task
+    round_at: Callable
+    train: dict[str, np.ndarray]
+    data: dict[str, jax.Array]
+    test: dict[str, jax.Array]
+    mesh: Mesh
+
+
+class _Trials(NamedTuple):
+    """Arguments of `ccfl.run_trials`; states are `[trials, ...]`."""
+
+    round_fn: Partial
+    states: ccfl.State
+    schedules: list[ccfl.Schedule]
+    data: ccfl.FederatedData
+
+
+def shared(config: Config) -> tuple:
+    """What trials must agree in to share a program, hashable."""
+    every = dataclasses.asdict(config)
+    return tuple((name, value) for name, value in every.items() if name not in OWN)
+
+
+def program(config: Config, train: dict, test: dict, mesh: Mesh) -> Program:
+    """Builds what trials like `config` share; `train` and `test` as `load_dataset` returns them."""
+    task = build.task(config, train)
+    data, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
+    data, test = devices.put((data, test), mesh)
+    return Program(config, task, build.round_at(config, task, None), train, data, test, mesh)
+
+
+def at_once(program: Program, memory: float | None) -> tuple[int, int]:
+    """Bytes that a trial takes on a device, and how many trials each device advances together.
+
+    A trial takes its state twice, for before and after a piece, and four models a lane for its
+    steps. On a CPU there is one at a time: a batch of models is slower there than one by one.
+
+    Args:
+        program: that of the trials.
+        memory: bytes of a device for trials, by default a quarter of what it has.
+    """
+    config, device = program.config, program.mesh.devices.flat[0]
+    first = partial(build.first_state, config, program.task)
+    state = jax.eval_shape(first, build.rates(config), jax.random.key(0))._replace(key=())
+    held, model = (
+        sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
+        for part in (state, state.params)
+    )
+    nbytes = 2 * held + 4 * model * (config.lanes or 1)
+    if device.platform == "cpu":
+        return nbytes, 1
+    memory = memory or (device.memory_stats() or {}).get("bytes_limit", 0) / 4
+    return nbytes, max(1, int(memory // nbytes))
+
+
+def train(
+    program: Program, configs: Sequence[Config], report: Callable[[int], None] = lambda rounds: None
+) -> list[list[dict[str, Any]]]:
+    """Trains the trials `configs`; returns the rows of each, as a run's `metrics.jsonl` holds them.
+
+    A trial whose model or test loss is not finite has no row after that; the others go on. Seconds
+    in a row are a trial's share of what all took together.
+
+    Args:
+        program: what they share.
+        configs: one for each trial; a multiple of the devices leaves none idle.
+        report: called with the rounds of each piece, after it.
+    """
+    # Filled up here and not in every piece: the states then stay on their devices.
+    filled = [*configs, *[configs[-1]] * (-len(configs) % program.mesh.size)]
+    share, config = 1 / len(configs), program.config
+    trials, _, seconds = _advance(program, _start(program, filled), 0, 0)
+    tests, finite = _evaluate(program, trials)
+    alive = finite[: len(configs)]
+    rows = [
+        [record.plain(record.first_row(test, share * seconds, diverged=not fine))]
+        for test, fine in zip(tests, alive, strict=False)
+    ]
+    for first in range(0, config.rounds, config.eval_every):
+        stop = min(first + config.eval_every, config.rounds)
+        if not alive.any():
+            break
+        trials, infos, seconds = _advance(program, trials, first, stop)
+        tests, finite = _evaluate(program, trials)
+        for k in np.flatnonzero(alive):
+            info = jax.tree.map(lambda a, k=k: a[k], infos)
+            diverged = record.is_diverged(tests[k]["loss"], rows[k][0]["test_loss"], finite[k])
+            row = record.next_row(rows[k][-1], info, tests[k], share * seconds, None, diverged)
+            rows[k].append(record.plain(row))
+        alive = alive & finite[: len(configs)]
+        report(stop - first)
+    return rows
+
+
+def _start(program: Program, configs: Sequence[Config]) -> _Trials:
+    rates = jax.tree.map(lambda *a: np.stack(a), *map(build.rates, configs))
+    keys = jax.vmap(jax.random.key)(np.array([config.seed for config in configs], np.uint32))
+    first = partial(build.first_state, program.config, program.task)
+    states = jax.jit(jax.vmap(first))(rates, keys)
+    of_seed = {config.seed: config for config in configs}
+    schedules = {seed: build.schedule(config) for seed, config in of_seed.items()}
+    owners = {seed: _owners(program, config) for seed, config in of_seed.items()}
+    seeds = [configs[0].seed] if len(of_seed) == 1 else [config.seed for config in configs]
+    lists = jax.tree.map(lambda *a: np.stack(a), *(owners[seed] for seed in seeds))
+    if len(seeds) == 1:  # common to all, and so not kept for each
+        lists = jax.tree.map(lambda a: a[0], lists)
+    data = ccfl.FederatedData(program.data, *map(jnp.asarray, lists))
+    return _Trials(
+        Partial(program.round_at, rates),
+        states,
+        [schedules[seed] for seed in seeds],
+        data,
+    )
+
+
+def _owners(program: Program, config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and offsets of a `FederatedData`."""
+    lists = build.clients(config, program.train)
+    ends = np.cumsum([0, *map(len, lists)])
+    return np.concatenate(lists).astype(np.int32), ends.astype(np.int32)
+
+
+def _advance(
+    program: Program, trials: _Trials, first: int, stop: int
+) -> tuple[_Trials, ccfl.Info, float]:
+    """The trials after round `stop`, what the rounds on the way brought, and the seconds taken."""
+    infos, states, started = [], trials.states, time.perf_counter()
+    for begin in range(first, max(stop, first + 1), _PIECE):
+        pieces = [one.rounds(begin, min(begin + _PIECE, stop)) for one in trials.schedules]
+        states, info = ccfl.run_trials(
+            trials.round_fn, states, pieces[0] if len(pieces) == 1 else pieces, trials.data,
+            program.mesh, donate=True,
+        )  # fmt: skip
+        infos.append(info)
+    jax.block_until_ready(states)
+    seconds = time.perf_counter() - started
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *infos)
+    return trials._replace(states=states), joined, seconds
+
+
+def _evaluate(program: Program, trials: _Trials) -> tuple[list[dict[str, float]], np.ndarray]:
+    """Each trial's metrics on the test set, and whether its model and loss are finite."""
+    params = trials.states.params
+    tests = ccfl.evaluate_trials(program.task, params, program.test, mesh=program.mesh)
+    finite = np.asarray(_all_finite(params)) & np.isfinite(tests["loss"])
+    count = len(finite)
+    return [{name: float(a[k]) for name, a in tests.items()} for k in range(count)], finite
+
+
+_all_finite = jax.jit(jax.vmap(tree.all_finite))

@@ -1,0 +1,223 @@
+"""The record of a sweep: a file for each trial, one table of all, and how a trial is chosen."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ccfl_jax import record
+from experiments.flags import Config
+
+TRIALS, RESULTS, SUMMARY = "trials", "results.csv", "summary.json"
+
+# What may change between two starts of a sweep: none of it alters a trial.
+_FREE = ("lanes", "devices", "progress", "resume", "out_dir", "compilation_cache")
+
+Record = dict[str, Any]  # name, status, reason, config, rows
+
+
+def made(name: str, config: Config, rows: list[dict[str, Any]]) -> Record:
+    """The record of a trial that was trained."""
+    status = "diverged" if rows[-1]["diverged"] else "finished"
+    return {"name": name, "status": status, "reason": None, "config": asdict(config), "rows": rows}
+
+
+def failed(name: str, config: Config, error: Exception) -> Record:
+    """The record of a trial that could not be trained."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return {
+        "name": name,
+        "status": "failed",
+        "reason": reason,
+        "config": asdict(config),
+        "rows": [],
+    }
+
+
+def as_json(config: Config) -> dict[str, Any]:
+    """The settings as a record holds them."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def exists(folder: str | os.PathLike, name: str) -> bool:
+    """Whether the trial has a record in `folder`."""
+    return _path(folder, name).is_file()
+
+
+def environment() -> dict[str, Any]:
+    """The versions and devices that results were made with."""
+    return record.environment()
+
+
+def write(folder: str | os.PathLike, one: Record) -> None:
+    """Puts a trial's record on disk, whole or not at all."""
+    path = _path(folder, one["name"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record.replace_file(path, json.dumps(one, indent=None, allow_nan=False) + "\n")
+
+
+def read(folder: str | os.PathLike, trials: Mapping[str, Config]) -> dict[str, Record]:
+    """The records of those trials that were done before; a failed one is to be tried again.
+
+    Raises:
+        ValueError: for a file that is no record, or that of a trial with other settings.
+    """
+    found = {}
+    for name, config in trials.items():
+        path = _path(folder, name)
+        if not path.is_file():
+            continue
+        try:
+            one = json.loads(path.read_text())
+            saved, status = one["config"], one["status"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: found no record of a trial ({error!r})") from None
+        record.check_same(path, saved, asdict(config), _FREE)
+        if status != "failed":
+            found[name] = one
+    return found
+
+
+def write_table(path: str | os.PathLike, records: Sequence[Record]) -> None:
+    """Writes every evaluation of every trial as one CSV line; what is missing stays empty."""
+    rows = [
+        {"trial": r["name"], "status": r["status"], **row} for r in records for row in r["rows"]
+    ]
+    rows += [{"trial": r["name"], "status": r["status"]} for r in records if not r["rows"]]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    record.replace_file(Path(path), text.getvalue())
+
+
+def settings(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records by setting: those of one differ in nothing but the seed."""
+    found: dict[str, list[Record]] = {}
+    for one in records:
+        name = " ".join(word for word in one["name"].split() if not word.startswith("seed="))
+        found.setdefault(name or "all", []).append(one)
+    return found
+
+
+def tail_mean(one: Record, part: str, share: float = 1.0) -> float | None:
+    """Mean score over the rows of a fifth of the rounds, the one that ends at `share` of them all.
+
+    None for a trial that did not finish: it never wins.
+
+    Args:
+        one: a trial's record.
+        part: "train" or "test".
+        share: 1 for the last fifth of the rounds, 0.6 for that before 60 % of them.
+    """
+    if one["status"] != "finished":
+        return None
+    rounds, column = one["config"]["rounds"], f"{part}_{score(one)}"
+    last = share * rounds
+    values = [row[column] for row in one["rows"] if last - 0.2 * rounds < row["round"] <= last]
+    return None if None in values or not values else sum(values) / len(values)
+
+
+def best(records: Sequence[Record], part: str = "train") -> str | None:
+    """The setting with the highest score in the last fifth of the rounds, mean over its seeds.
+
+    Of equals the first; None where no setting has all its trials finished.
+    """
+    scored = {}
+    for name, members in settings(records).items():
+        means = [tail_mean(one, part) for one in members]
+        if None not in means:
+            scored[name] = sum(means) / len(means)
+    return max(scored, key=scored.get, default=None)
+
+
+def choices(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """For each server method the setting chosen by training, and what test would have said.
+
+    Returns:
+        server -> `chosen`, a setting; `train` and `test`, its mean scores over the last fifth of
+        the rounds; `by_test`, the setting that choosing by test data would have given; `diverged`
+        and `failed`, how many trials. None for what no trial gives.
+    """
+    found: dict[str, list[Record]] = {}
+    for one in records:
+        found.setdefault(one["config"]["server"], []).append(one)
+    return {server: _choice(members) for server, members in found.items()}
+
+
+def _choice(members: Sequence[Record]) -> dict[str, Any]:
+    chosen = best(members, "train")
+    trials = settings(members).get(chosen, [])
+    means = {
+        part: sum(tail_mean(one, part) for one in trials) / len(trials) if trials else None
+        for part in ("train", "test")
+    }
+    counts = {s: sum(one["status"] == s for one in members) for s in ("diverged", "failed")}
+    return {"chosen": chosen, **means, "by_test": best(members, "test"), **counts}
+
+
+def score(one: Record) -> str:
+    """What the task's metric is called in the rows of a record."""
+    return record.score_name(one["rows"][0])
+
+
+def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
+    """Writes `summary` as strict JSON."""
+    record.replace_file(Path(path), json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+
+def finals(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """setting -> the scores of its seeds in the last fifth of the rounds, training and test."""
+    return {
+        name: {part: [tail_mean(one, part) for one in members] for part in ("train", "test")}
+        for name, members in settings(records).items()
+    }
+
+
+def by_value(
+    records: Sequence[Record], name: str
+) -> tuple[dict[str, dict[float, list[float]]], tuple[str, list[float]]]:
+    """Test scores in the last fifth of the rounds, against the values of a flag.
+
+    Returns:
+        server -> value -> a score a seed, nan where a trial did not finish; and the server that has
+        no such flag with its scores.
+    """
+    points: dict[str, dict[float, list[float]]] = {}
+    base: dict[str, list[float]] = {}
+    for one in records:
+        server, value = one["config"]["server"], one["config"][name]
+        found = tail_mean(one, "test")
+        found = float("nan") if found is None else found
+        if value is None:
+            base.setdefault(server, []).append(found)
+        else:
+            points.setdefault(server, {}).setdefault(value, []).append(found)
+    return points, next(iter(base.items()), ("no baseline", []))
+
+
+def line(one: Record) -> str:
+    """A record in a line for a person."""
+    if not one["rows"]:
+        return f"{one['name']}: {one['status']}, {one['reason']}"
+    name, last = score(one), one["rows"][-1]
+    value = last[f"test_{name}"]
+    value = "not finite" if value is None else f"{value:.4f}"
+    return f"{one['name']}: {one['status']}, test {name} {value} after {last['round']} rounds"
+
+
+def choice_line(choice: Mapping[str, Any]) -> str:
+    """A choice in a line for a person."""
+    if choice["chosen"] is None:
+        return "no trial finished"
+    same = choice["by_test"] == choice["chosen"]
+    other = "" if same else f"; by test data {choice['by_test']}"
+    return f"{choice['chosen']}, train {choice['train']:.4f}, test {choice['test']:.4f}{other}"
+
+
+def _path(folder: str | os.PathLike, name: str) -> Path:
+    return Path(folder) / TRIALS / (name.replace(" ", ",") + ".json")
