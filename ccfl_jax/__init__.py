@@ -4,6 +4,7 @@ from ccfl_jax import theory
 from ccfl_jax.aggregate import mean
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data import load_dataset
+from ccfl_jax.data import load_stackoverflow
 from ccfl_jax.data import partition_dirichlet
 from ccfl_jax.data import partition_iid
 from ccfl_jax.data import partition_natural
@@ -51,6 +52,7 @@ __all__ = [
     "evaluate_trials",
     "init_state",
     "load_dataset",
+    "load_stackoverflow",
     "mean",
     "partition_dirichlet",
     "partition_iid",

@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import optax
 from flax import linen, nnx
 
+from ccfl_jax.data.images import scale
 from ccfl_jax.types import Batch, Params, Task
+
+# Names this module's draws, so that a model's own, as dropout, share none of them.
+_PREPARE_STREAM = 0x50524550
 
 
 def classification_task(
@@ -17,13 +21,14 @@ def classification_task(
     input_shape: Sequence[int],
     num_classes: int,
     compute_dtype: Any = None,
+    prepare: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
 ) -> Task:
     """Single-label classification with softmax cross-entropy.
 
     Batches hold "x" `[B, *input_shape]` (uint8 images are scaled to [0, 1] here, floats are taken
     as they are) and "y" integer `[B]`, 0 <= y < num_classes. Padded rows may hold anything: before
-    the model sees them they are replaced by the batch's first real row, so that neither their
-    values nor the derivatives at them can matter.
+    `prepare` and the model see them they are replaced by the batch's first real row, so that
+    neither their values nor the derivatives at them can matter.
 
     Metrics are "loss" and "accuracy". A label outside the range makes the loss nan (so the upload
     is rejected, the metric nan); logits that are not numbers make the accuracy nan, never a lucky
@@ -50,7 +55,9 @@ def classification_task(
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
         x, y = _real(batch["x"], mask), _real(batch["y"], mask)
-        logits = apply(params, _scale(x), key)
+        if prepare is not None:
+            x = prepare(x, None if key is None else jax.random.fold_in(key, _PREPARE_STREAM))
+        logits = apply(params, scale(x), key)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         legal = (y >= 0) & (y < num_classes)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(legal, y, 0))
@@ -262,10 +269,6 @@ def _refuse_statistics(found: list[str]) -> None:
             f"model: found {', '.join(found)} beside its parameters, legal: parameters only; "
             "statistics have no meaning between stale clients, use GroupNorm instead of BatchNorm"
         )
-
-
-def _scale(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
 
 
 def _real(a: jax.Array, mask: jax.Array) -> jax.Array:

@@ -8,21 +8,39 @@ import optax
 
 import ccfl_jax as ccfl
 from ccfl_jax.data import NUM_CLASSES
-from ccfl_jax.models import CNN, MLP, Logistic
+from ccfl_jax.data.images import CHANNELS, prepare_images
+from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20, TagLogistic
 from ccfl_jax.simulate import check_schedule
 from experiments.flags import SERVERS, Config
+
+_MODELS = {
+    "cnn": CNN,
+    "mcmahan_cnn": McMahanCNN,
+    "mlp": MLP,
+    "logistic": Logistic,
+    "resnet18": ResNet18,
+    "resnet20": ResNet20,
+}
+_LIMITS = ("max_examples", "min_examples", "max_words")
 
 Rates = dict[str, np.ndarray | jax.Array]  # name -> float32 scalar, or `[trials]`
 
 
 def source(config: Config) -> tuple:
     """The arguments of `load` for a run: equal ones give equal data."""
-    return config.dataset, config.data_dir
+    if config.dataset != "stackoverflow":
+        return config.dataset, config.data_dir
+    drawn = config.num_clients, config.seed
+    return config.dataset, config.data_dir, *drawn, *(getattr(config, n) for n in _LIMITS)
 
 
-def load(dataset: str, data_dir: str | None) -> tuple[dict, dict]:
+def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict]:
     """The train and test part of a data set, as `ccfl.load_dataset` has them."""
-    return ccfl.load_dataset(dataset, data_dir)
+    if dataset != "stackoverflow":
+        return ccfl.load_dataset(dataset, data_dir)
+    num_clients, seed, *limits = drawn
+    limits = dict(zip(_LIMITS, limits, strict=True))
+    return ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)[:2]
 
 
 def schedule(config: Config) -> ccfl.Schedule:
@@ -77,10 +95,13 @@ def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 def task(config: Config, train: dict[str, np.ndarray]) -> ccfl.Task:
     """What is learnt from data like `train`."""
-    models = {"cnn": CNN, "mlp": MLP, "logistic": Logistic}
-    classes = NUM_CLASSES[config.dataset]
-    model = models[config.model](num_classes=classes)
-    return ccfl.classification_task(model, train["x"].shape[1:], classes, config.compute_dtype)
+    classes, shape = NUM_CLASSES[config.dataset], train["x"].shape[1:]
+    if config.model == "tags":
+        return ccfl.tags_task(TagLogistic(num_tags=classes), shape, classes, config.compute_dtype)
+    model, channels = _MODELS[config.model](num_classes=classes), CHANNELS.get(config.dataset)
+    # The paper's small grey images are taken as they are, CIFAR's are cropped and flipped.
+    prepare = None if channels is None else prepare_images(channels, augment=True)
+    return ccfl.classification_task(model, shape, classes, config.compute_dtype, prepare)
 
 
 def rates(config: Config) -> Rates:

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from absl import flags
 
-from experiments.rules import INT32_MAX, SERVERS, check_together
+from experiments.rules import INT32_MAX, MODELS, SERVERS, check_together
 
-DATASETS = ("digits", "fashion_mnist", "synthetic")
-MODELS = ("cnn", "mlp", "logistic")
+DATASETS = tuple(MODELS)
 PARTITIONS = ("iid", "dirichlet", "dirichlet_client", "natural")
 DTYPES = ("float32", "bfloat16")
 NORMALISATIONS = ("steps", "epochs", "none")
@@ -38,6 +37,9 @@ class Config:
     num_clients: int
     alpha: float | None
     partition: str
+    max_examples: int | None
+    min_examples: int | None
+    max_words: int | None
     buffer_size: int
     max_delay: int
     local_epochs: int | None
@@ -101,9 +103,18 @@ _DECAY = Domain(flags.DEFINE_float, "a number from 0 to below 1", lambda v: 0 <=
 _GROUPS = {
     "Data and model": {
         "dataset": Flag(_one_of(DATASETS), "fashion_mnist", "data set"),
-        "data_dir": Flag(PATH, None, "folder of the four Fashion-MNIST IDX files"),
-        "model": Flag(_one_of(MODELS), "cnn", "model; cnn is for 28x28 images"),
-        "num_clients": Flag(_whole(1), 100, "clients the training data are spread over"),
+        "data_dir": Flag(
+            PATH, None, "folder of the data set's files (IDX, CIFAR binary, Stack Overflow SQLite)"
+        ),
+        "model": Flag(
+            _one_of(tuple(dict.fromkeys(m for models in MODELS.values() for m in models))),
+            "cnn",
+            "model; cnn is NIID-Bench's, mcmahan_cnn is for 28x28 images too, resnets have "
+            "GroupNorm, tags is for stackoverflow",
+        ),
+        "num_clients": Flag(
+            _whole(1), 100, "clients the training data are spread over; of stackoverflow drawn"
+        ),
         "partition": Flag(
             _one_of(PARTITIONS),
             "dirichlet",
@@ -111,6 +122,9 @@ _GROUPS = {
             "labels (Hsu et al.); natural: the clients that come with the data",
         ),
         "alpha": Flag(POSITIVE, 0.5, "Dirichlet concentration; small is skewed"),
+        "max_examples": Flag(_whole(1), 500, "stackoverflow: most examples of a client"),
+        "min_examples": Flag(_whole(1), 1, "stackoverflow: clients with fewer are left out"),
+        "max_words": Flag(_whole(1), 150, "stackoverflow: words of a text, the rest is cut off"),
     },
     "Schedule": {
         "rounds": Flag(_whole(1), 500, "server updates in all"),

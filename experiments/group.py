@@ -57,7 +57,8 @@ class _Trials(NamedTuple):
 def shared(config: Config) -> tuple:
     """What trials must agree in to share a program, hashable."""
     every = dataclasses.asdict(config)
-    return tuple((name, value) for name, value in every.items() if name not in OWN)
+    same = tuple((name, value) for name, value in every.items() if name not in OWN)
+    return (*same, build.source(config))
 
 
 def program(config: Config, train: dict, test: dict, mesh: Mesh) -> Program:

@@ -84,10 +84,11 @@ def read(folder: str | os.PathLike, trials: Mapping[str, Config]) -> dict[str, R
 
 def write_table(path: str | os.PathLike, records: Sequence[Record]) -> None:
     """Writes every evaluation of every trial as one CSV line; what is missing stays empty."""
-    rows = [
-        {"trial": r["name"], "status": r["status"], **row} for r in records for row in r["rows"]
-    ]
-    rows += [{"trial": r["name"], "status": r["status"]} for r in records if not r["rows"]]
+    rows = []
+    for one in records:
+        stage = {"stage": one["stage"]} if "stage" in one else {}
+        head = {**stage, "trial": one["name"], "status": one["status"]}
+        rows += [{**head, **row} for row in one["rows"] or [{}]]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()

@@ -11,6 +11,18 @@ SERVERS = {
     "cc_fedadam": ("b1", "b2", "eps", "initial_accumulator"),
     "cc_fedams": ("b1", "b2", "eps", "initial_accumulator"),
 }
+# Data set -> the models it can be learnt by.
+MODELS = {
+    "digits": ("mlp", "logistic"),
+    "fashion_mnist": ("cnn", "mcmahan_cnn", "mlp", "logistic", "resnet18", "resnet20"),
+    "synthetic": ("mlp", "logistic"),
+    "cifar10": ("resnet18", "resnet20", "mlp", "logistic"),
+    "cifar100": ("resnet18", "resnet20", "mlp", "logistic"),
+    "stackoverflow": ("tags",),
+}
+_WITH_CLIENTS = ("synthetic", "stackoverflow")
+_WITHOUT_FILES = ("digits", "synthetic")
+_OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")
 INT32_MAX = 2**31 - 1
 # What a sweep may vary: all but the server are numbers that one compiled program takes.
 VARIABLE = ("server", "server_lr", "local_lr", "b1", "b2", "eps", "initial_accumulator", "seed")
@@ -57,18 +69,31 @@ def check_sweep(values: dict[str, object], given: set[str]) -> None:
 
 def _check_data(values: dict[str, object], given: set[str]) -> None:
     dataset, model, partition = (values[k] for k in ("dataset", "model", "partition"))
-    if model == "cnn" and dataset != "fashion_mnist":
+    if model not in MODELS[dataset]:
         raise ValueError(
-            f"--model: found cnn with --dataset={dataset}, legal: mlp, logistic (cnn needs 28x28 "
-            "images: fashion_mnist)"
+            f"--model: found {model} with --dataset={dataset}, legal: {', '.join(MODELS[dataset])}"
         )
-    if "data_dir" in given and dataset != "fashion_mnist":
-        raise ValueError(f"--data_dir: found with --dataset={dataset}, legal: with fashion_mnist")
-    if partition == "natural" and dataset != "synthetic":
+    if "data_dir" in given and dataset in _WITHOUT_FILES:
+        users = ", ".join(name for name in MODELS if name not in _WITHOUT_FILES)
+        raise ValueError(f"--data_dir: found with --dataset={dataset}, legal: with {users}")
+    if dataset == "stackoverflow" and values["data_dir"] is None:
+        raise ValueError("--data_dir: found none, legal: the folder of the Stack Overflow files")
+    if dataset == "stackoverflow" and partition != "natural":
+        raise ValueError(
+            f"--partition: found {partition} with --dataset=stackoverflow, legal: natural"
+        )
+    if partition == "natural" and dataset not in _WITH_CLIENTS:
         raise ValueError(
             f"--partition: found natural with --dataset={dataset}, legal: iid, dirichlet, "
-            "dirichlet_client (only synthetic comes with clients)"
+            f"dirichlet_client (only {', '.join(_WITH_CLIENTS)} come with clients)"
         )
+    if dataset != "stackoverflow":
+        for name in _OF_STACKOVERFLOW:
+            if name in given:
+                raise ValueError(
+                    f"--{name}: found with --dataset={dataset}, legal: with stackoverflow"
+                )
+            values[name] = None
     if not partition.startswith("dirichlet"):
         if "alpha" in given:
             raise ValueError(

@@ -10,7 +10,7 @@ import optax
 import pytest
 from same_function import assert_same_function, normal, random_params
 
-from ccfl_jax.models import CNN, MLP, Logistic
+from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN
 
 
 def products(function, *args):
@@ -60,6 +60,26 @@ def test_cnn_is_that_of_niid_bench():
     assert_same_function(CNN().apply, FlaxCNN().apply, random_params(FlaxCNN(), x), x)
 
 
+class FlaxMcMahanCNN(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for name, features in [("conv1", 32), ("conv2", 64)]:
+            x = nn.relu(nn.Conv(features, (5, 5), padding="SAME", name=name)(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        x = x.reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(512, name="dense1")(x))
+        return nn.Dense(10, name="dense2")(x)
+
+
+def test_mcmahans_cnn_is_that_of_flax():
+    """Values and gradients, and so a step of SGD; the size is that of the paper."""
+    # 28 x 28 pooled twice is 7 x 7: 32 * 26 + 64 * 801 + 512 * 3137 + 10 * 513
+    assert parameters(McMahanCNN(), normal((1, 28, 28, 1))) == 1_663_370
+    x = normal((3, 12, 9, 2))
+    variables = random_params(FlaxMcMahanCNN(), x)
+    assert_same_function(McMahanCNN().apply, FlaxMcMahanCNN().apply, variables, x)
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "out"),
     [
@@ -67,6 +87,8 @@ def test_cnn_is_that_of_niid_bench():
         (CNN(), (2, 16, 16, 1), (2, 10)),
         (CNN(), (28, 28, 1), (10,)),
         (CNN(), (2, 3, 28, 28, 1), (2, 3, 10)),
+        (McMahanCNN(num_classes=7), (2, 4, 4, 3), (2, 7)),
+        (McMahanCNN(), (2, 3, 28, 28, 1), (2, 3, 10)),
         (MLP(), (4, 28, 28, 1), (4, 10)),
         (MLP(num_classes=3), (0, 5), (0, 3)),
         (Logistic(3), (4, 60), (4, 3)),
@@ -111,6 +133,8 @@ def test_dense_models_have_the_right_sizes():
         (CNN(), (1, 15, 28, 1), "(1, 15, 28, 1), must be [..., h, w, channels] with 16 x 16"),
         (CNN(), (28, 28), "input shape is (28, 28), must be [..., h, w, channels]"),
         (CNN(num_classes=0), (1, 28, 28, 1), "num_classes is 0, must be 1 or more"),
+        (McMahanCNN(), (1, 3, 28, 1), "(1, 3, 28, 1), must be [..., h, w, channels] with 4 x 4"),
+        (McMahanCNN(num_classes=0), (1, 28, 28, 1), "num_classes is 0, must be 1 or more"),
         (MLP(features=(5, 0)), (1, 4), "layer widths are (5, 0, 10), must be 1 or more"),
         (MLP(), (4,), "input shape is (4,), must be [b, ...]"),
         (Logistic(0), (1, 4), "num_classes is 0, must be 1 or more"),

@@ -1,13 +1,15 @@
-"""ResNet20: size, shapes, the shortcut, refusals."""
+"""The ResNets: sizes, Flax's own layers, the shortcut, refusals."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from same_function import assert_same_function, normal, random_params
 
 import ccfl_jax as ccfl
-from ccfl_jax.models import ResNet20
-from ccfl_jax.models.resnet import _Block
+from ccfl_jax.models import ResNet18, ResNet20
+from ccfl_jax.models.resnet import _Block, _features
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,78 @@ def test_number_of_parameters(params):
     dense = 64 * 10 + 10
     assert convolutions + norms + dense == 269_722
     assert sum(a.size for a in jax.tree.leaves(params)) == 269_722
+
+
+def test_number_of_parameters_of_resnet18():
+    convolutions = 3 * 3 * 3 * 64 + 4 * 9 * 64 * 64  # the first and stage 1
+    norms = 2 * 5 * 64
+    for before, width in ((64, 128), (128, 256), (256, 512)):
+        convolutions += 9 * before * width + 3 * 9 * width * width + before * width  # 1 x 1 last
+        norms += 2 * 5 * width
+    dense = 512 * 10 + 10
+    assert convolutions + norms + dense == 11_173_962
+    shapes = jax.eval_shape(ResNet18().init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    assert sum(a.size for a in jax.tree.leaves(shapes)) == 11_173_962
+
+
+class Narrow(nn.Module):
+    """Our stages with few features."""
+
+    blocks: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        x = _features(x, (4, 6), self.blocks, self.project, None)
+        return nn.Dense(3, name="dense")(x)
+
+
+class FlaxBlock(nn.Module):
+    features: int
+    stride: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        def conv(size, stride, name):
+            return nn.Conv(
+                self.features, (size,) * 2, (stride,) * 2, "SAME", use_bias=False, name=name
+            )
+
+        y = conv(3, self.stride, "conv1")(x)
+        y = nn.relu(nn.GroupNorm(2, name="norm1")(y))
+        y = nn.GroupNorm(2, name="norm2")(conv(3, 1, "conv2")(y))
+        if x.shape == y.shape:
+            return nn.relu(x + y)
+        if self.project:
+            x = nn.GroupNorm(2, name="shortcut_norm")(conv(1, self.stride, "shortcut")(x))
+            return nn.relu(x + y)
+        kept = jnp.zeros_like(y).at[..., 1 : self.features - 1].set(x[:, ::2, ::2])
+        return nn.relu(kept + y)
+
+
+class FlaxResNet(nn.Module):
+    blocks: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(4, (3, 3), padding="SAME", use_bias=False, name="conv")(x)
+        x = nn.relu(nn.GroupNorm(2, name="norm")(x))
+        for stage, features in ((1, 4), (2, 6)):
+            for block in range(1, self.blocks + 1):
+                stride = 2 if stage > 1 and block == 1 else 1
+                name = f"stage{stage}_block{block}"
+                x = FlaxBlock(features, stride, self.project, name=name)(x)
+        return nn.Dense(3, name="dense")(x.mean((1, 2)))
+
+
+@pytest.mark.parametrize("project", [False, True], ids=["padded", "projected"])
+def test_stages_are_those_of_flax(project):
+    """Values and gradients, and so a step of SGD."""
+    x = normal((2, 8, 8, 3))
+    ours, flax = (model(blocks=2, project=project) for model in (Narrow, FlaxResNet))
+    assert_same_function(ours.apply, flax.apply, random_params(flax, x), x)
 
 
 def test_every_parameter_has_a_gradient(params):
@@ -61,7 +135,8 @@ def test_rows_do_not_mix(params):
 
 def test_what_is_refused():
     key = jax.random.key(0)
-    with pytest.raises(ValueError, match="num_classes is 0"):
-        ResNet20(0).init(key, jnp.zeros((1, 32, 32, 3)))
-    with pytest.raises(ValueError, match=r"\(32, 32, 3\)"):
-        ResNet20().init(key, jnp.zeros((32, 32, 3)))
+    for model in (ResNet18, ResNet20):
+        with pytest.raises(ValueError, match=f"{model.__name__}: num_classes is 0"):
+            model(0).init(key, jnp.zeros((1, 32, 32, 3)))
+        with pytest.raises(ValueError, match=rf"{model.__name__}: .*\(32, 32, 3\)"):
+            model().init(key, jnp.zeros((32, 32, 3)))

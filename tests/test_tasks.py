@@ -8,7 +8,9 @@ import pytest
 from flax import nnx
 
 import ccfl_jax as ccfl
-from ccfl_jax.models import CNN, MLP, Logistic, ResNet20
+from ccfl_jax.data.images import crop_and_flip, prepare_images
+from ccfl_jax.local import Client, build_local
+from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20
 
 
 class Plain(nn.Module):
@@ -38,6 +40,12 @@ class WithBatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.BatchNorm(use_running_average=False)(nn.Dense(3)(x))
+
+
+class WithBatchNormAndTrain(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
 
 
 class NnxPlain(nnx.Module):
@@ -179,7 +187,11 @@ def test_nnx_modules_and_factories():
     assert batched.shape == (2,)
 
 
-@pytest.mark.parametrize("model", [WithBatchNorm(), NnxBatchNorm])
+@pytest.mark.parametrize(
+    "model",
+    [WithBatchNorm(), WithBatchNormAndTrain(), NnxBatchNorm, NnxBatchNorm(nnx.Rngs(0))],
+    ids=["linen", "linen train", "nnx factory", "nnx module"],
+)
 def test_batch_statistics_are_refused_with_the_cure(model):
     with pytest.raises(ValueError, match=r"model: found .*(batch_stats|BatchStat).*GroupNorm"):
         ccfl.classification_task(model, (4,), 3)
@@ -208,8 +220,15 @@ def test_loss_and_metrics_of_one_pass_are_those_of_two(model):
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [(CNN(), (28, 28, 1)), (ResNet20(), (32, 32, 3)), (MLP((8,), 10), (4,)), (Logistic(10), (4,))],
-    ids=["cnn", "resnet20", "mlp", "logistic"],
+    [
+        (CNN(), (28, 28, 1)),
+        (McMahanCNN(), (28, 28, 1)),
+        (ResNet18(), (32, 32, 3)),
+        (ResNet20(), (32, 32, 3)),
+        (MLP((8,), 10), (4,)),
+        (Logistic(10), (4,)),
+    ],
+    ids=["cnn", "mcmahan", "resnet18", "resnet20", "mlp", "logistic"],
 )
 def test_our_models_need_one_pass(model, shape):
     assert ccfl.classification_task(model, shape, 10).observe is not None
@@ -261,3 +280,136 @@ def test_small_steps_in_bfloat16_are_not_lost():
 def test_a_compute_dtype_that_is_no_float_is_refused():
     with pytest.raises(ValueError, match="compute_dtype: found .*int8.*, legal: a float dtype"):
         ccfl.classification_task(Plain(), (4,), 3, compute_dtype=jnp.int8)
+
+
+IMAGE = (6, 7, 2)  # so large that no view is all border
+
+
+def images_of(rows=5, seed=0):
+    rng = np.random.default_rng([seed])
+    return {
+        "x": jnp.asarray(rng.integers(0, 256, (rows, *IMAGE)), jnp.uint8),
+        "y": jnp.asarray(rng.integers(0, 3, rows), jnp.int32),
+    }
+
+
+def augmented_task(model=None):
+    prepare = prepare_images(((0.4, 0.6), (0.2, 0.3)), augment=True)
+    return ccfl.classification_task(model or Plain(), IMAGE, 3, prepare=prepare)
+
+
+def loss_of_each_view(params, image, label):
+    """The losses of one image's 162 shifted and mirrored views, normalised, in float64."""
+    dense = jax.tree.map(np.float64, params["Dense_0"])
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+    windows = [padded[r : r + 6, c : c + 7] for r in range(9) for c in range(9)]
+    views = np.array([v for window in windows for v in (window, window[:, ::-1])])
+    x = (views / 255 - np.array([[[[0.4, 0.6]]]])) / np.array([[[[0.2, 0.3]]]])
+    logits = x.reshape(len(x), -1) @ dense["kernel"] + dense["bias"][None]
+    return np.log(np.exp(logits).sum(1)) - logits[:, label]
+
+
+def test_training_sees_views_and_evaluation_the_image():
+    task = augmented_task()
+    params, batch, mask = task.init(jax.random.key(0)), images_of(1), jnp.ones(1, bool)
+    losses = loss_of_each_view(params, np.asarray(batch["x"][0]), int(batch["y"][0]))
+    keys = jax.random.split(jax.random.key(1), 40)
+    found = jax.jit(jax.vmap(task.loss, (None, None, None, 0)))(params, batch, mask, keys)
+    nearest = np.abs(np.asarray(found)[:, None] - losses[None]).argmin(1)
+    np.testing.assert_allclose(found, losses[nearest], rtol=1e-5)
+    assert len(set(nearest)) > 25  # 35 expected of 40 draws from 162
+    centre = 2 * (4 * 9 + 4)  # no shift, not mirrored
+    evaluated = task.metrics(params, batch, mask)["loss"][0]
+    assert float(evaluated) == pytest.approx(losses[centre], rel=1e-5)
+
+
+def test_one_pass_measures_the_views_that_the_step_saw():
+    task = augmented_task()
+    params, batch, mask = task.init(jax.random.key(0)), images_of(), jnp.arange(5) != 2
+    key = jax.random.key(3)
+
+    @jax.jit
+    def passes(params, batch):
+        observed = task.observe(params, batch, mask, key)
+        return *observed, task.loss(params, batch, mask, key), task.metrics(params, batch, mask)
+
+    loss, metrics, alone, evaluated = passes(params, batch)
+    assert float(loss) == pytest.approx(float(alone), rel=1e-6)
+    assert float(metrics["loss"][0]) == pytest.approx(4 * float(loss), rel=1e-6)
+    assert float(evaluated["loss"][0]) != pytest.approx(4 * float(loss), rel=1e-3)
+
+
+@pytest.mark.parametrize("junk", [0, 255])
+def test_padded_rows_change_no_bit_of_an_augmented_step(junk):
+    task = augmented_task()
+    params, batch = task.init(jax.random.key(0)), images_of()
+    mask = jnp.array([False, True, True, False, True])
+    dirty = {
+        "x": jnp.where(mask.reshape(-1, 1, 1, 1), batch["x"], jnp.uint8(junk)),
+        "y": jnp.where(mask, batch["y"], -12345),
+    }
+    both = jax.jit(jax.value_and_grad(task.observe, has_aux=True))
+    clean, found = (both(params, b, mask, jax.random.key(1)) for b in (batch, dirty))
+    for a, b in zip(*map(jax.tree.leaves, (clean, found)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_preparing_takes_no_draw_from_the_model():
+    """Dropout falls as without `prepare`, and the key of `prepare` is none that dropout has."""
+    seen = []
+
+    def prepare(x, key):
+        seen.append(key)
+        return x
+
+    bare = ccfl.classification_task(Dropping(), (4,), 3)
+    task = ccfl.classification_task(Dropping(), (4,), 3, prepare=prepare)
+    params, batch, mask = bare.init(jax.random.key(0)), batch_of(), jnp.ones(5, bool)
+    key = jax.random.key(2)
+    assert task.loss(params, batch, mask, key) == bare.loss(params, batch, mask, key)
+    task.metrics(params, batch, mask)
+    training, evaluation = seen
+    assert evaluation is None and (jax.random.key_data(training) != jax.random.key_data(key)).any()
+
+
+def test_every_client_and_step_draws_its_own_views():
+    """With a rate of 0 the reported loss is the mean over the steps' views of the one image."""
+    task = augmented_task()
+    params, arrays = task.init(jax.random.key(0)), images_of(1)
+    client = Client(arrays, jnp.zeros(1, jnp.int32), jnp.int32(0), jnp.int32(1))
+    local = jax.jit(jax.vmap(build_local(task, 0.0, batch_size=1), (None, None, None, 0)))
+    keys = jax.random.split(jax.random.key(1), 30)  # one for each client in its round
+    first = np.asarray(local(params, client, 1, keys)[1].loss)
+    second = 2 * np.asarray(local(params, client, 2, keys)[1].loss) - first
+    # Independent draws of 162 views agree with chance 1 / 162: 0.2 of 30 expected.
+    assert (np.abs(second - first) > 1e-4).sum() > 25
+    assert len(np.unique(first.round(4))) > 20  # 27 different views expected
+    again = np.asarray(local(params, client, 1, keys)[1].loss)
+    np.testing.assert_array_equal(first, again)
+
+
+def test_clients_together_take_the_steps_of_each_alone():
+    task = augmented_task()
+    params, arrays = task.init(jax.random.key(0)), images_of(6)
+    local = build_local(task, 0.05, batch_size=2)
+    keys = jax.random.split(jax.random.key(1), 3)
+    starts, sizes = jnp.array([0, 3, 4]), jnp.array([3, 1, 2])
+
+    def visit(start, size, key):
+        return local(params, Client(arrays, jnp.arange(6), start, size), 2, key)
+
+    together, alone = jax.jit(jax.vmap(visit))(starts, sizes, keys), jax.jit(visit)
+    for i in range(3):
+        single = alone(starts[i], sizes[i], keys[i])
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(single), strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_prepared_as_bytes_is_still_scaled():
+    task = ccfl.classification_task(
+        Plain(), IMAGE, 3, prepare=lambda x, key: x if key is None else crop_and_flip(key, x)
+    )
+    plain = ccfl.classification_task(Plain(), IMAGE, 3)
+    params, batch, mask = task.init(jax.random.key(0)), images_of(), jnp.ones(5, bool)
+    found, expected = (t.metrics(params, batch, mask)["loss"][0] for t in (task, plain))
+    assert float(found) == float(expected)

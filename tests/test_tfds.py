@@ -6,12 +6,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ccfl_jax import data as fd
 from ccfl_jax.data import tfds as reader
+from ccfl_jax.data.cifar import load_cifar
 
 try:
     import tensorflow_datasets as tfds
@@ -31,7 +33,7 @@ def as_png(array):
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(array[..., 0]).save(file, "PNG")
+    Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(file, "PNG")
     file.seek(0)
     return file
 
@@ -278,3 +280,55 @@ def test_labels_beyond_the_described_classes_are_refused(folder):
     """
     # In a new process the files, not the builder's code, say how many classes there are.
     run_python(script, str(folder))
+
+
+def write_cifar(folder, name):
+    """The binary version's files with four records each, CIFAR-100's training file with twenty."""
+    labels, files = (1, 6) if name == "cifar10" else (2, 2)
+    names = [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
+    names = names if files == 6 else ["train.bin", "test.bin"]
+    folder.mkdir(parents=True)
+    for number, file in enumerate(names):
+        count = 20 if file == "train.bin" else 4
+        rows = np.random.default_rng([number]).integers(0, 256, (count, labels + 3072))
+        rows[:, :labels] %= 10
+        (folder / file).write_bytes(rows.astype(np.uint8).tobytes())
+    for file, count in (
+        ("batches.meta", 10),
+        ("coarse_label_names", 20),
+        ("fine_label_names", 100),
+    ):
+        (folder / f"{file}.txt").write_text("\n".join(map(str, range(count))))
+
+
+@needs_tfds
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_from_tfds_is_cifar_from_its_files(tmp_path, monkeypatch, name):
+    """TFDS reads the same files by its own code; it opens and encodes without TensorFlow here."""
+    from tensorflow_datasets.image_classification import cifar
+
+    digits = name.removeprefix("cifar")
+    folder = tmp_path / ("cifar-10-batches-bin" if digits == "10" else "cifar-100-binary")
+    write_cifar(folder, name)
+    opener = SimpleNamespace(io=SimpleNamespace(gfile=SimpleNamespace(GFile=open)))
+    read = cifar._load_data
+
+    def read_as_png(path, count=1):
+        return ((labels, as_png(np.ascontiguousarray(x))) for labels, x in read(path, count))
+
+    monkeypatch.setattr(cifar, "tf", opener)
+    monkeypatch.setattr(cifar, "_load_data", read_as_png)
+    monkeypatch.setattr(
+        tfds.download.DownloadManager, "download_and_extract", lambda self, url: str(tmp_path)
+    )
+    builder = tfds.builder(name, data_dir=tmp_path / "tfds")
+    builder.download_and_prepare(file_format="array_record")
+
+    def rows(part):
+        return sorted(zip(part["y"], map(bytes, part["x"]), strict=True))  # TFDS shuffles
+
+    for ours, theirs in zip(
+        load_cifar(name, tmp_path), fd.load_tfds(name, tmp_path / "tfds"), strict=True
+    ):
+        assert ours["x"].shape == theirs["x"].shape and ours["y"].dtype == theirs["y"].dtype
+        assert rows(ours) == rows(theirs)

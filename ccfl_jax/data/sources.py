@@ -5,12 +5,21 @@ from pathlib import Path
 import numpy as np
 
 from ccfl_jax.data.checks import check_labels
+from ccfl_jax.data.cifar import load_cifar
 from ccfl_jax.data.idx import read_idx
+from ccfl_jax.data.stackoverflow import load_stackoverflow
 from ccfl_jax.data.synthetic import synthetic
 from ccfl_jax.data.tfds import load_tfds
 
 # The data sets that load_dataset knows, and how many classes each has.
-NUM_CLASSES = {"digits": 10, "fashion_mnist": 10, "synthetic": 10}
+NUM_CLASSES = {
+    "digits": 10,
+    "fashion_mnist": 10,
+    "synthetic": 10,
+    "cifar10": 10,
+    "cifar100": 100,
+    "stackoverflow": 500,
+}
 
 _DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 _IDX_FILES = {
@@ -31,6 +40,10 @@ def load_dataset(
       the four IDX files, plain or .gz (the plain one if both are there): in `data_dir`
       if given, and then only there; else where Debian's package dataset-fashion-mnist puts them,
       /usr/share/datasets/fashion-mnist; else through TFDS, see `load_tfds`.
+    * `cifar10`, `cifar100` (Krizhevsky 2009): x uint8 [n, 32, 32, 3], unscaled; from the files of
+      the binary version in `data_dir`, else through TFDS, see `load_cifar`.
+    * `stackoverflow`: `load_stackoverflow(data_dir)` with its other arguments at their defaults;
+      x int32 [n, 250] word ids, y int32 [n, tags] tags, both padded with -1.
     * `synthetic`: `synthetic()` with its default arguments; x float32 [n, 60].
 
     Args:
@@ -50,9 +63,14 @@ def load_dataset(
         return _digits()
     if name == "fashion_mnist":
         return _fashion_mnist(data_dir)
+    if name in ("cifar10", "cifar100"):
+        return load_cifar(name, data_dir)
     if name == "synthetic":
-        train, test, _ = synthetic()
-        return train, test
+        return synthetic()[:2]
+    if name == "stackoverflow":
+        if data_dir is None:
+            raise ValueError("data_dir: found none, legal: the folder of the Stack Overflow files")
+        return load_stackoverflow(data_dir)[:2]
     raise ValueError(f"unknown data set {name!r}; legal: {', '.join(NUM_CLASSES)}")
 
 

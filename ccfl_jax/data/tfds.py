@@ -23,8 +23,8 @@ def load_tfds(
 
     Reads the `array_record` files of a prepared data set with `tfds.data_source`, so TensorFlow
     is neither needed nor imported. If the data set is not prepared and its host answers, TFDS
-    downloads and prepares it; for some data sets (Fashion-MNIST is one) TFDS's own preparation
-    needs TensorFlow, and then it has to be prepared elsewhere once and copied.
+    downloads and prepares it; for some data sets (Fashion-MNIST and CIFAR among them) TFDS's own
+    preparation needs TensorFlow, and then it has to be prepared elsewhere once and copied.
 
     Args:
         name: TFDS name, such as "fashion_mnist" or "fashion_mnist:3.0.1".

@@ -1,4 +1,4 @@
-"""The small convolutional network of NIID-Bench."""
+"""The small convolutional networks of NIID-Bench and of McMahan et al."""
 
 import math
 
@@ -29,19 +29,58 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        if self.num_classes < 1:
-            raise ValueError(f"CNN: num_classes is {self.num_classes}, must be 1 or more")
-        if x.ndim < 3 or min(x.shape[-3:-1]) < 16:
-            raise ValueError(
-                f"CNN: input shape is {x.shape}, must be [..., h, w, channels] with 16 x 16 pixels"
-                " or more"
-            )
+        _check(self, x, 16)
         x = ConvReluPool(6, (5, 5), self.lowering, name="conv1")(_written(x))
         x = ConvReluPool(16, (5, 5), self.lowering, name="conv2")(x)
         x = x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
         x = nn.relu(nn.Dense(120, name="dense1")(x))
         x = nn.relu(nn.Dense(84, name="dense2")(x))
         return nn.Dense(self.num_classes, name="dense3")(x)
+
+
+class McMahanCNN(nn.Module):
+    """McMahan's CNN for 28 x 28 images: 1,663,370 parameters for one channel and ten classes.
+
+    5 x 5 convolution to 32 features, relu, pooling; 5 x 5 convolution to 64, relu, pooling; dense
+    512, relu, dense `num_classes`. Convolutions are SAME with stride 1, pooling is 2 x 2 with
+    stride 2. Input float `[..., h, w, channels]`, output logits `[..., num_classes]`. `lowering` is
+    that of its convolutions (see `ConvReluPool`), by default "banded" for both: on one core a step
+    of batch 20 takes 1.1 ms a sample, with both "shifted" 1.7, with the second one alone 6. Raises
+    ValueError for images under 4 x 4 and for `num_classes` under 1.
+
+    Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, Communication-Efficient Learning of
+    Deep Networks from Decentralized Data (AISTATS 2017), section 3; SAME is what its number of
+    parameters implies. Departure: Flax's initialisers (LeCun normal weights, zero biases).
+    """
+
+    num_classes: int = 10
+    lowering: str | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        _check(self, x, 4)
+        lowering = self.lowering or "banded"
+        x = ConvReluPool(32, (5, 5), lowering, name="conv1")(_written(_bordered(x)))
+        x = ConvReluPool(64, (5, 5), lowering, name="conv2")(_bordered(x))
+        x = x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
+        x = nn.relu(nn.Dense(512, name="dense1")(x))
+        return nn.Dense(self.num_classes, name="dense2")(x)
+
+
+def _check(model: nn.Module, x: jax.Array, least: int) -> None:
+    name = type(model).__name__
+    if model.num_classes < 1:
+        raise ValueError(f"{name}: num_classes is {model.num_classes}, must be 1 or more")
+    if x.ndim < 3 or min(x.shape[-3:-1]) < least:
+        raise ValueError(
+            f"{name}: input shape is {x.shape}, must be [..., h, w, channels] with "
+            f"{least} x {least} pixels or more"
+        )
+
+
+def _bordered(x: jax.Array) -> jax.Array:
+    """Two zeros on every side, with which a VALID 5 x 5 convolution is a SAME one."""
+    return jnp.pad(x, ((0, 0),) * (x.ndim - 3) + ((2, 2), (2, 2), (0, 0)))
 
 
 def _written(x: jax.Array) -> jax.Array:

@@ -1,4 +1,6 @@
-"""ResNet-20 for small images, with GroupNorm."""
+"""ResNets for small images, with GroupNorm."""
+
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -21,7 +23,8 @@ class ResNet20(nn.Module):
 
     Source: He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition (CVPR 2016), section
     4.2. Departures: GroupNorm of two groups for BatchNorm, whose statistics mean nothing between
-    clients; LeCun normal convolutions for He's; no zero padding and cropping of the input.
+    clients; LeCun normal convolutions for He's; no zero padding and cropping of the input (see
+    `images.prepare_images`).
     """
 
     num_classes: int = 10
@@ -29,36 +32,85 @@ class ResNet20(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        if self.num_classes < 1:
-            raise ValueError(f"ResNet20: num_classes is {self.num_classes}, must be 1 or more")
-        if x.ndim != 4:
-            raise ValueError(f"ResNet20: input shape is {x.shape}, must be [b, h, w, channels]")
-        x = _conv(16, 1, self.lowering, "conv")(x)
-        x = nn.relu(_norm("norm")(x))
-        for stage, features in enumerate((16, 32, 64), start=1):
-            for block in (1, 2, 3):
-                stride = 2 if stage > 1 and block == 1 else 1
-                x = _Block(features, stride, self.lowering, name=f"stage{stage}_block{block}")(x)
-        return nn.Dense(self.num_classes, name="dense")(x.mean(axis=(1, 2)))
+        _check(self, x)
+        x = _features(x, (16, 32, 64), 3, False, self.lowering)
+        return nn.Dense(self.num_classes, name="dense")(x)
+
+
+class ResNet18(nn.Module):
+    """The 18-layer ResNet with a stem for small images: 11,173,962 parameters for CIFAR-10.
+
+    As `ResNet20`, with four stages of two blocks and 64, 128, 256 and 512 features; where the shape
+    changes the shortcut is a 1 x 1 convolution and a norm (option B of the paper).
+
+    Source: He et al. (CVPR 2016), table 1. Departures: those of `ResNet20`; the first convolution
+    is 3 x 3 with stride 1 and no pooling follows, as federated code has it for CIFAR, where the
+    paper's is 7 x 7 with stride 2 and pooled.
+    """
+
+    num_classes: int = 10
+    lowering: str | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        _check(self, x)
+        x = _features(x, (64, 128, 256, 512), 2, True, self.lowering)
+        return nn.Dense(self.num_classes, name="dense")(x)
+
+
+def _check(model: nn.Module, x: jax.Array) -> None:
+    name = type(model).__name__
+    if model.num_classes < 1:
+        raise ValueError(f"{name}: num_classes is {model.num_classes}, must be 1 or more")
+    if x.ndim != 4:
+        raise ValueError(f"{name}: input shape is {x.shape}, must be [b, h, w, channels]")
+
+
+def _features(
+    x: jax.Array, widths: Sequence[int], blocks: int, project: bool, lowering: str | None
+) -> jax.Array:
+    """All but the dense layer, `[b, h, w, channels] -> [b, widths[-1]]`; modules of the caller."""
+    x = nn.relu(_norm("norm")(_conv(widths[0], 3, 1, lowering, "conv")(x)))
+    for stage, features in enumerate(widths, start=1):
+        for block in range(1, blocks + 1):
+            stride = 2 if stage > 1 and block == 1 else 1
+            name = f"stage{stage}_block{block}"
+            x = _Block(features, stride, lowering, project, name=name)(x)
+    return x.mean(axis=(1, 2))
 
 
 class _Block(nn.Module):
     features: int
     stride: int
     lowering: str | None = None
+    project: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = nn.relu(_norm("norm1")(_conv(self.features, self.stride, self.lowering, "conv1")(x)))
-        y = _norm("norm2")(_conv(self.features, 1, self.lowering, "conv2")(y))
+        y = _conv(self.features, 3, self.stride, self.lowering, "conv1")(x)
+        y = nn.relu(_norm("norm1")(y))
+        y = _norm("norm2")(_conv(self.features, 3, 1, self.lowering, "conv2")(y))
+        return nn.relu(y + self._shortcut(x))
+
+    def _shortcut(self, x: jax.Array) -> jax.Array:
         new = self.features - x.shape[-1]
+        if self.project and new:
+            x = _conv(self.features, 1, self.stride, self.lowering, "shortcut")(x)
+            return _norm("shortcut_norm")(x)
         x = x[:, :: self.stride, :: self.stride]
-        return nn.relu(y + jnp.pad(x, ((0, 0), (0, 0), (0, 0), (new // 2, new - new // 2))))
+        return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (new // 2, new - new // 2)))
 
 
-def _conv(features: int, stride: int, lowering: str | None, name: str) -> Conv:
-    strides = (stride, stride)
-    return Conv(features, (3, 3), strides, "SAME", use_bias=False, lowering=lowering, name=name)
+def _conv(features: int, size: int, stride: int, lowering: str | None, name: str) -> Conv:
+    return Conv(
+        features,
+        (size, size),
+        (stride, stride),
+        "SAME",
+        use_bias=False,
+        lowering=lowering,
+        name=name,
+    )
 
 
 def _norm(name: str) -> nn.GroupNorm:

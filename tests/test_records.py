@@ -1,0 +1,155 @@
+"""experiments/records.py and verdict.py: what is chosen, and whether a claim held."""
+
+import math
+
+import pytest
+
+from experiments import paper, records, verdict
+
+
+def made(name, scores, status="finished", rounds=10, server=None, seed=0, **config):
+    """A record with an evaluation every two rounds, whose scores are `scores`, training ones +1."""
+    rows = [
+        {
+            "round": 2 * k,
+            "train_loss": None,
+            "train_accuracy": None if score is None or k == 0 else score + 1,
+            "test_loss": 0.0,
+            "test_accuracy": score,
+        }
+        for k, score in enumerate(scores)
+    ]
+    server = server or paper.setting_of(name)["server"]
+    config = {"server": server, "seed": seed, "rounds": rounds, **config}
+    return {"name": name, "status": status, "reason": None, "config": config, "rows": rows}
+
+
+def test_the_last_fifth_of_the_rounds():
+    """Of 10 rounds those after 8: round 10 alone; of 20, those after 16: 18 and 20."""
+    assert records.tail_mean(made("server=a", range(6)), "test") == 5
+    long = made("server=a", range(11), rounds=20)
+    assert records.tail_mean(long, "test") == 9.5
+    assert records.tail_mean(long, "train") == 10.5
+
+
+def test_the_fifth_before_a_share_of_the_rounds():
+    """0.6 of 20 rounds: after 8, up to 12."""
+    assert records.tail_mean(made("server=a", range(11), rounds=20), "test", 0.6) == 5.5
+
+
+@pytest.mark.parametrize("status", ["diverged", "failed"])
+def test_what_did_not_finish_has_no_mean(status):
+    assert records.tail_mean(made("server=a", range(6), status), "test") is None
+    assert records.tail_mean(made("server=a", [0, 1, 2, 3, 4, None]), "test") is None
+
+
+def test_a_setting_is_chosen_by_training_over_its_seeds():
+    """Means 3.5, 4 and none: one seed of the third diverged, whatever the other reached."""
+    trials = [
+        made("server=a server_lr=1 seed=0", [0] * 5 + [5]),
+        made("server=a server_lr=1 seed=1", [0] * 5 + [2], seed=1),
+        made("server=a server_lr=2 seed=0", [0] * 5 + [4]),
+        made("server=a server_lr=2 seed=1", [0] * 5 + [4], seed=1),
+        made("server=a server_lr=3 seed=0", [0] * 5 + [9]),
+        made("server=a server_lr=3 seed=1", [0] * 5 + [9], "diverged", seed=1),
+    ]
+    assert records.best(trials) == "server=a server_lr=2"
+    choice = records.choices(trials)["a"]
+    assert (choice["train"], choice["test"], choice["diverged"]) == (5, 4, 1)
+    assert records.best(trials[4:]) is None
+
+
+def test_choosing_by_test_is_stated_where_it_differs():
+    trials = [made(f"server=a server_lr={k}", [0] * 5 + [k]) for k in (1, 2)]
+    trials[0]["rows"][-1]["train_accuracy"] = 7
+    choice = records.choices(trials)["a"]
+    assert (choice["chosen"], choice["by_test"]) == ("server=a server_lr=1", "server=a server_lr=2")
+    assert "by test data server=a server_lr=2" in records.choice_line(choice)
+
+
+def test_of_equals_the_first():
+    trials = [made(f"server=a server_lr={k}", [0] * 5 + [1]) for k in (3, 1, 2)]
+    assert records.best(trials) == "server=a server_lr=3"
+
+
+def preset(claims, vary=None):
+    return paper.Preset("x", "X", [], {}, [], vary or {}, claims)
+
+
+ABOVE = {"better": ["a", "b"], "than": "base", "points": 10}
+
+
+def finals(**scores):
+    """server=scores of its seeds, the last evaluation's test scores."""
+    return [
+        made(f"server={server} seed={seed}", [0.0] * 5 + [score], server=server, seed=seed)
+        for server, own in scores.items()
+        for seed, score in enumerate(own)
+    ]
+
+
+def test_margins_are_paired_by_seed():
+    """a - base: 20 and 10 points, mean 15, sample deviation sqrt(50); b - base: 11 and 13."""
+    found = finals(base=[0.5, 0.6], a=[0.7, 0.7], b=[0.61, 0.73])
+    (ruling,) = verdict.judge(preset([ABOVE]), found)
+    (a, spread), (b, _) = ruling["margins"]["a"], ruling["margins"]["b"]
+    assert (a, b) == (pytest.approx(15), pytest.approx(12))
+    assert spread == pytest.approx(math.sqrt(50))
+    assert ruling["holds"]
+    assert "+15.0 (spread 7.1)" in verdict.line(ruling)
+
+
+@pytest.mark.parametrize(
+    ("scores", "holds"),
+    [
+        ({"base": [0.5], "a": [0.7], "b": [0.61]}, True),
+        ({"base": [0.5], "a": [0.7], "b": [0.59]}, False),  # 9 points are not over 10
+        ({"base": [0.5], "a": [None], "b": [0.9]}, False),
+        ({"base": [None], "a": [0.9], "b": [0.9]}, False),
+        ({"a": [0.9], "b": [0.9]}, False),
+        ({"base": [0.1]}, False),
+    ],
+)
+def test_a_claim_holds_where_every_margin_does(scores, holds):
+    (ruling,) = verdict.judge(preset([ABOVE]), finals(**scores))
+    assert ruling["holds"] is holds
+    assert ("does NOT hold" in verdict.line(ruling)) is not holds
+
+
+def test_one_seed_has_no_spread():
+    (ruling,) = verdict.judge(preset([ABOVE]), finals(base=[0.5], a=[0.7], b=[0.7]))
+    assert ruling["margins"]["a"][1] is None
+
+
+def test_a_claim_about_training_and_an_earlier_round():
+    """Training scores are the test scores + 1 in all: at 60 % of ten rounds the rows of round 6."""
+    trials = [
+        made("server=base", [0, 0, 0, 0.1, 0.5, 0.9]),
+        made("server=a", [0, 0, 0, 0.4, 0.5, 0.6]),
+    ]
+    claim = {"better": ["a"], "than": "base", "points": 10}
+    early, late, training = verdict.judge(
+        preset([claim | {"at": 0.6}, claim, claim | {"at": 0.6, "part": "train"}]), trials
+    )
+    assert early["margins"]["a"][0] == pytest.approx(30) and early["holds"]
+    assert late["margins"]["a"][0] == pytest.approx(-30) and not late["holds"]
+    assert training["margins"]["a"][0] == pytest.approx(30)
+    assert "at 60% of the rounds" in early["claim"]
+
+
+def test_a_sensitivity_claim_counts_the_values_in_its_range():
+    values = {0.0: 0.3, 0.5: 0.4, 0.9: 0.8, 0.95: 0.75}
+    trials = [made("server=base seed=0", [0] * 5 + [0.5], b1=None)]
+    trials += [
+        made(f"server=a b1={value} seed=0", [0] * 5 + [score], b1=value)
+        for value, score in values.items()
+    ]
+    claim = {"better": ["a"], "than": "base", "points": 0}
+    every, above = verdict.judge(
+        preset([claim, claim | {"from": 0.7}], {"b1": list(values)}), trials
+    )
+    assert not every["holds"] and len(every["margins"]) == 4
+    assert above["holds"] and set(above["margins"]) == {"a b1=0.9", "a b1=0.95"}
+    points, line = records.by_value(trials, "b1")
+    assert points == {"a": {value: [score] for value, score in values.items()}}
+    assert line == ("base", [0.5])
