@@ -93,15 +93,16 @@ def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
     return ccfl.partition_dirichlet(labels, count, config.alpha, seed, by=by)
 
 
-def task(config: Config, train: dict[str, np.ndarray]) -> ccfl.Task:
+def task(dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray]) -> ccfl.Task:
     """What is learnt from data like `train`."""
-    classes, shape = NUM_CLASSES[config.dataset], train["x"].shape[1:]
-    if config.model == "tags":
-        return ccfl.tags_task(TagLogistic(num_tags=classes), shape, classes, config.compute_dtype)
-    model, channels = _MODELS[config.model](num_classes=classes), CHANNELS.get(config.dataset)
+    classes, shape = NUM_CLASSES[dataset], train["x"].shape[1:]
+    if model == "tags":
+        return ccfl.tags_task(TagLogistic(num_tags=classes), shape, classes, compute_dtype)
     # The paper's small grey images are taken as they are, CIFAR's are cropped and flipped.
+    channels = CHANNELS.get(dataset)
     prepare = None if channels is None else prepare_images(channels, augment=True)
-    return ccfl.classification_task(model, shape, classes, config.compute_dtype, prepare)
+    module = _MODELS[model](num_classes=classes)
+    return ccfl.classification_task(module, shape, classes, compute_dtype, prepare)
 
 
 def rates(config: Config) -> Rates:

@@ -23,22 +23,36 @@ OWN = ("server_lr", "local_lr", "b1", "b2", "eps", "initial_accumulator", "seed"
 _PIECE = 250  # rounds handed over at once; one program serves up to 256
 
 
+class Ground(NamedTuple):
+    """What is learnt from what, and where.
+
+    Attributes:
+        task: what is learnt.
+        train: the training samples, on the host.
+        data: "x" and "y" of them, on every device.
+        test: "x" and "y" of the test set, on every device.
+        mesh: devices that trials are spread over.
+    """
+
+    task: ccfl.Task
+    train: dict[str, np.ndarray]
+    data: dict[str, jax.Array]
+    test: dict[str, jax.Array]
+    mesh: Mesh
+
+
 class Program(NamedTuple):
     """What trials that differ in rates and seed alone have in common.
 
     Attributes:
         config: that of one of them.
-        task: what is learnt.
         round_at: `build.round_at`; one object, so that it is compiled once.
-        train: the training samples, on the host.
-        data: "x" and "y" of them, on every device.
-        test: "x" and "y" of the test set, on every device.
-        mesh: devices that the trials are spread over.
+        task, train, data, test, mesh: as in `Ground`.
     """
 
     config: Config
-    task: ccfl.Task
     round_at: Callable
+    task: ccfl.Task
     train: dict[str, np.ndarray]
     data: dict[str, jax.Array]
     test: dict[str, jax.Array]
@@ -61,12 +75,17 @@ def shared(config: Config) -> tuple:
     return (*same, build.source(config))
 
 
-def program(config: Config, train: dict, test: dict, mesh: Mesh) -> Program:
-    """Builds what trials like `config` share; `train` and `test` as `load_dataset` returns them."""
-    task = build.task(config, train)
+def ground(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Ground:
+    """Loads data by `build.load(*source)`, and puts them on the devices."""
+    train, test = build.load(*source)
+    task = build.task(source[0], model, compute_dtype, train)
     data, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
-    data, test = devices.put((data, test), mesh)
-    return Program(config, task, build.round_at(config, task, None), train, data, test, mesh)
+    return Ground(task, train, *devices.put((data, test), mesh), mesh)
+
+
+def program(config: Config, ground: Ground) -> Program:
+    """What trials like `config` share."""
+    return Program(config, build.round_at(config, ground.task, None), *ground)
 
 
 def at_once(program: Program, memory: float | None) -> tuple[int, int]:

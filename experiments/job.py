@@ -82,7 +82,8 @@ def prepare(config: Config) -> Job:
     schedule = build.schedule(config)
     train, test = build.load(*build.source(config))
     clients = build.clients(config, train)
-    task, rates = build.task(config, train), build.rates(config)
+    task = build.task(config.dataset, config.model, config.compute_dtype, train)
+    rates = build.rates(config)
     round_fn = jax.tree_util.Partial(build.round_at(config, task, mesh), rates)
     # As one program, which the compilation cache keeps, and not operation by operation.
     state = jax.jit(partial(build.first_state, config, task))(rates, jax.random.key(config.seed))

@@ -22,7 +22,11 @@ from experiments.records import Record
 
 def main(argv: list[str]) -> int:
     """Runs the command line `argv` and returns the exit code."""
-    asked, rest = _parser().parse_known_args(argv[1:])
+    try:
+        asked, rest = _parser().parse_known_args(argv[1:])
+    except argparse.ArgumentError as error:
+        print(f"reproduce: {error}", file=sys.stderr)
+        return 2
     if asked.name == "list":
         for name in paper.names():
             print(f"{name:20} {paper.preset(name, {}).title}")
@@ -39,7 +43,9 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="reproduce", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        "reproduce", description=__doc__.split("\n\n")[0], allow_abbrev=False, exit_on_error=False
+    )
     parser.add_argument("name", metavar="NAME", help="an experiment, `list` or `all`")
     parser.add_argument("--rounds", type=int, help="instead of the paper's 500")
     parser.add_argument("--grid_rounds", type=int, help="of the trials of the grid; else --rounds")

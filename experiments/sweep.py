@@ -12,9 +12,9 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.flags import Config
 from experiments.sweep_flags import parse_sweep, sweep_help_text
@@ -71,19 +71,19 @@ def run(
     Raises:
         ValueError, OSError: for a folder that holds other trials under these names.
     """
-    from experiments import build, devices, group, records
+    from experiments import devices, group, records
 
     done = records.read(folder, trials)
     left = {name: config for name, config in trials.items() if name not in done}
     print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before", flush=True)
     if left:
         mesh = devices.start(next(iter(left.values())))
-        load, clock = functools.cache(build.load), _Clock(left)
+        ground, clock = functools.cache(functools.partial(group.ground, mesh)), _Clock(left)
     alike: dict[tuple, dict[str, Config]] = {}
     for name, config in left.items():
         alike.setdefault(group.shared(config), {})[name] = config
     for members in alike.values():
-        for one in _train_alike(members, load, mesh, memory, clock):
+        for one in _train_alike(members, ground, memory, clock):
             records.write(folder, one)
             done[one["name"]] = one
             print(f"trial     {records.line(one)}", flush=True)
@@ -112,22 +112,24 @@ class _Clock:
 
 
 def _train_alike(
-    members: dict[str, Config], load: Any, mesh: Any, memory: float | None, clock: _Clock
+    members: dict[str, Config], ground: Callable, memory: float | None, clock: _Clock
 ) -> "Iterator[Record]":
     """Trains trials that share a program, as many at once as devices and memory allow."""
     from experiments import build, group, records
 
     first = next(iter(members.values()))
     try:
-        program = group.program(first, *load(*build.source(first)), mesh)
+        source = build.source(first)
+        program = group.program(first, ground(source, first.model, first.compute_dtype))
     except ERRORS as error:
         yield from (records.failed(name, config, error) for name, config in members.items())
         return
     nbytes, together = group.at_once(program, memory)
-    names, size = list(members), together * mesh.size
+    names, count = list(members), program.mesh.size
+    size = together * count
     print(
         f"program   {first.server}, {first.rounds} rounds: {len(names)} trials, {together} at once "
-        f"on each of {mesh.size} devices; {nbytes / 1e6:.3g} MB a trial",
+        f"on each of {count} devices; {nbytes / 1e6:.3g} MB a trial",
         flush=True,
     )
     for start in range(0, len(names), size):

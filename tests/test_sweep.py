@@ -5,10 +5,9 @@ import dataclasses
 import json
 import math
 
-import numpy as np
 import pytest
 
-from experiments import build, flags, group, records, sweep, train
+from experiments import build, devices, flags, group, records, sweep, train
 from experiments.sweep_flags import parse_sweep
 
 _BASE = [
@@ -192,10 +191,8 @@ def test_memory_of_a_trial():
     """Logistic regression on 8x8 digits has 650 parameters: twice model, server and history of 3
     models, round and no key, and four models for a lane."""
     config = flags.parse(["x", *_BASE, "--server=cc_fedams", "--server_lr=1"])
-    data = {"x": np.zeros((4, 8, 8, 1), np.float32), "y": np.zeros(4, np.int32)}
-    from experiments import devices
-
-    program = group.program(config, data, data, devices.mesh(1))
+    ground = group.ground(devices.mesh(1), build.source(config), config.model, "float32")
+    program = group.program(config, ground)
     floats = 650 * (1 + 3 + 3)  # parameters; mu, nu and nu_hat; history
     assert group.at_once(program, None) == (2 * (4 * floats + 4 + 4) + 4 * 4 * 650, 1)
 
