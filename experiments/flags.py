@@ -54,6 +54,8 @@ class Config:
     b2: float | None
     eps: float | None
     initial_accumulator: float | None
+    smoothness: float | None
+    gradient_bound: float | None
     rounds: int
     eval_every: int
     seed: int
@@ -164,6 +166,10 @@ _GROUPS = {
         "b2": Flag(_DECAY, 0.99, "gamma, decay of the second moment"),
         "eps": Flag(_RATE, 1e-3, "added to the root of the second moment"),
         "initial_accumulator": Flag(_RATE, 0.0, "second moment before the first round"),
+        "smoothness": Flag(
+            POSITIVE, None, "L of the theorem: with --gradient_bound its conditions are printed"
+        ),
+        "gradient_bound": Flag(POSITIVE, None, "G of the theorem; cc_fedadagrad alone has one"),
     },
     "Run": {
         "seed": Flag(_whole(0, 2**32 - 1), 0, "of partition, schedule, model and batches"),

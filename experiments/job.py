@@ -20,6 +20,8 @@ from experiments.flags import Config
 
 # What may change between the first part of a run and the next: none of it alters a round.
 _FREE_AT_RESUME = (
+    "smoothness",
+    "gradient_bound",
     "rounds",
     "eval_every",
     "lanes",

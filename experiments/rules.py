@@ -172,3 +172,9 @@ def _check_server(values: dict[str, object], given: set[str]) -> None:
             "--eps: found 0 with --initial_accumulator=0, legal: one of the two above 0 (else a "
             "coordinate without gradient is 0/0)"
         )
+    given_of_theorem = [n for n in ("smoothness", "gradient_bound") if values[n] is not None]
+    if given_of_theorem and (server != "cc_fedadagrad" or len(given_of_theorem) < 2):
+        raise ValueError(
+            f"--{given_of_theorem[0]}: found with --server={server}, legal: with cc_fedadagrad, "
+            "--smoothness and --gradient_bound together"
+        )

@@ -209,7 +209,12 @@ def _header(job: "Job") -> str:
     import jax
     import numpy as np
 
+    from experiments import conditions
+
     config, sizes = job.config, np.asarray(job.data.sizes)
+    theorem = []
+    if config.smoothness is not None:
+        theorem = conditions.lines(config, job.schedule, sizes)
     leaves = jax.tree.leaves(job.state.params)
     history = sum(leaf.nbytes for leaf in jax.tree.leaves(job.state.history))
     unit = "epochs" if config.local_steps is None else "steps"
@@ -235,6 +240,7 @@ def _header(job: "Job") -> str:
             f"{config.max_delay + 1} models, {history / 1e6:.2f} MB; computed in "
             f"{config.compute_dtype}",
             f"device    {len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+            *theorem,
         ]
     )
 

@@ -39,6 +39,9 @@ def test_defaults_are_the_papers():
         "num_clients": 100,
         "alpha": 0.5,
         "partition": "dirichlet",
+        "max_examples": None,
+        "min_examples": None,
+        "max_words": None,
         "buffer_size": 5,
         "max_delay": 5,
         "local_epochs": 3,
@@ -53,6 +56,8 @@ def test_defaults_are_the_papers():
         "b2": 0.99,
         "eps": 1e-3,
         "initial_accumulator": 0.0,
+        "smoothness": None,
+        "gradient_bound": None,
         "rounds": 500,
         "eval_every": 10,
         "seed": 0,
@@ -122,9 +127,10 @@ def test_cc_fedavg_has_server_lr_one():
 
 
 _COUNTS = ["num_clients", "buffer_size", "local_epochs", "local_steps", "batch_size", "rounds"]
-_COUNTS += ["eval_every", "lanes", "devices"]
+_COUNTS += ["eval_every", "lanes", "devices", "max_examples", "min_examples", "max_words"]
 _RATES = ["local_lr", "server_lr", "eps", "initial_accumulator"]
-_FLOATS = ["alpha", "randomness", "data_memory", "b1", "b2", *_RATES]
+_ABOVE_0 = ["alpha", "randomness", "data_memory", "smoothness", "gradient_bound"]
+_FLOATS = [*_ABOVE_0, "b1", "b2", *_RATES]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ _FLOATS = ["alpha", "randomness", "data_memory", "b1", "b2", *_RATES]
     + [(name, "1e39", "1e+39", "a number") for name in _FLOATS]
     + [(name, "abc", "'abc'", "a number") for name in _FLOATS]
     + [(name, "1", "1.0", "from 0 to below 1") for name in ("b1", "b2")]
-    + [(name, "0", "0.0", "a number above 0") for name in ("alpha", "randomness", "data_memory")]
+    + [(name, "0", "0.0", "a number above 0") for name in _ABOVE_0]
     + [
         ("max_delay", "-1", "-1", "from 0 to 2147483647"),
         ("seed", "-1", "-1", "from 0 to 4294967295"),
@@ -152,7 +158,7 @@ _FLOATS = ["alpha", "randomness", "data_memory", "b1", "b2", *_RATES]
         ("server", "yogi", "'yogi'", "cc_fedavg, cc_fedsgd, cc_fedavgm"),
         ("server", "fedadam2", "'fedadam2'", "did you mean cc_fedadam?"),
         ("dataset", "cifar", "'cifar'", "digits, fashion_mnist, synthetic"),
-        ("model", "CNN", "'CNN'", "cnn, mlp, logistic; did you mean cnn?"),
+        ("model", "CNN", "'CNN'", "tags; did you mean cnn?"),
         ("partition", "dirichet", "'dirichet'", "did you mean dirichlet?"),
         ("normalise", "step", "'step'", "steps, epochs, none; did you mean steps?"),
         ("resume", "Flase", "'Flase'", "or with `no` before its name"),
@@ -177,7 +183,13 @@ def test_value_outside_its_domain(name, value, found, legal):
         (["--alpha=0.5", "--partition=iid"], ["--alpha", "iid", "dirichlet_client"]),
         (["--partition=natural"], ["--partition", "natural", "fashion_mnist", "synthetic"]),
         (["--dataset=digits"], ["--model", "cnn", "digits", "mlp, logistic"]),
-        (["--dataset=synthetic"], ["--model", "cnn", "synthetic", "28x28"]),
+        (["--dataset=synthetic"], ["--model", "cnn", "synthetic", "mlp, logistic"]),
+        (["--dataset=cifar10"], ["--model", "cnn", "cifar10", "resnet18, resnet20"]),
+        (["--model=tags"], ["--model", "tags", "fashion_mnist", "mcmahan_cnn"]),
+        (["--dataset=stackoverflow", "--model=tags"], ["--data_dir", "none", "Stack Overflow"]),
+        (["--dataset=stackoverflow", "--model=tags", "--data_dir=a"], ["--partition", "natural"]),
+        (["--max_words=9"], ["--max_words", "fashion_mnist", "stackoverflow"]),
+        (["--min_examples=9"], ["--min_examples", "fashion_mnist", "stackoverflow"]),
         (["--dataset=digits", "--model=mlp", "--data_dir=a"], ["--data_dir", "digits"]),
         (["--server=cc_fedadagrad", "--b2=0.9"], ["--b2", "cc_fedadam, cc_fedams"]),
         (["--server=cc_fedavgm", "--eps=1"], ["--eps", "cc_fedadagrad, cc_fedadam, cc_fedams"]),
