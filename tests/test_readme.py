@@ -8,13 +8,32 @@ import numpy as np
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_example_trains(capsys):
-    code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+def _run_example(number):
+    code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[number]
     names = {}
     exec(compile(code, "README.md", "exec"), names)
-    losses = names["info"].train_loss
+    return names
+
+
+def test_the_example_trains(capsys):
+    losses = _run_example(0)["info"].train_loss
     assert losses.shape == (200,) and losses[-20:].mean() < 0.5 * losses[:20].mean()
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_the_example_of_trials_trains():
+    """A higher rate learns faster at the start; all three start from the same loss."""
+    losses = _run_example(1)["info"].train_loss
+    assert losses.shape == (3, 50) and len(set(losses[:, 0])) == 1
+    assert losses[0, -10:].mean() > losses[1, -10:].mean() > losses[2, -10:].mean()
+
+
+def test_its_tables_name_every_data_set_model_and_experiment():
+    from experiments import flags, paper, rules
+
+    text = README.read_text()
+    wanted = {*flags.DATASETS, *paper.names(), *(m for own in rules.MODELS.values() for m in own)}
+    assert not {name for name in wanted if f"`{name}`" not in text}
 
 
 def test_every_file_it_links_is_there():
