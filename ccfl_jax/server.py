@@ -189,6 +189,26 @@ def cc_fedams(
     )
 
 
+def adaptive_share(state: optax.OptState, eps: Scalar) -> jax.Array:
+    r"""Share of the coordinates with :math:`\sqrt{\hat v_t} > \epsilon`: where the rule adapts.
+
+    Near 0 the step is that of momentum with rate eta / eps everywhere, whatever the method's name.
+
+    Args:
+        state: an optax state that holds a `ScaleByCCState`, as those of `cc_fedadagrad`,
+            `cc_fedadam`, `cc_fedams` and of chains of them.
+        eps: of that method.
+
+    Returns:
+        float32 scalar; nan where the state holds none.
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, ScaleByCCState))
+    roots = [node.nu_hat for node in nodes if isinstance(node, ScaleByCCState)]
+    above = [(jnp.sqrt(h) > eps).mean(dtype=jnp.float32) * h.size for h in jax.tree.leaves(roots)]
+    size = sum(h.size for h in jax.tree.leaves(roots))
+    return sum(above) / size if size else jnp.float32(jnp.nan)
+
+
 def _scale_by_cc(
     accumulate: Callable[[Params, Params, Params], tuple[Params, Params]],
     b1: Scalar,

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 
 import ccfl_jax as ccfl
+from ccfl_jax import server as servers
 from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.data.images import CHANNELS, prepare_images
 from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20, TagLogistic
@@ -141,3 +142,12 @@ def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) ->
         return round_fn(state, slots, data)
 
     return run
+
+
+@jax.jit
+def adaptive_share(rates: Rates, state: ccfl.State) -> jax.Array:
+    """`server.adaptive_share` of a run's state; nan for a method that does not adapt."""
+    return servers.adaptive_share(state.server, rates.get("eps", 0.0))
+
+
+adaptive_shares = jax.jit(jax.vmap(adaptive_share))  # of trials

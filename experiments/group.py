@@ -131,9 +131,10 @@ def train(
     trials, _, seconds = _advance(program, _start(program, filled), 0, 0)
     tests, finite = _evaluate(program, trials)
     alive = finite[: len(configs)]
+    shares = _adaptive_shares(trials)
     rows = [
-        [record.plain(record.first_row(test, share * seconds, diverged=not fine))]
-        for test, fine in zip(tests, alive, strict=False)
+        [record.plain(record.first_row(test, share * seconds, not fine) | own)]
+        for test, fine, own in zip(tests, alive, shares, strict=False)
     ]
     for first in range(0, config.rounds, config.eval_every):
         stop = min(first + config.eval_every, config.rounds)
@@ -141,11 +142,12 @@ def train(
             break
         trials, infos, seconds = _advance(program, trials, first, stop)
         tests, finite = _evaluate(program, trials)
+        shares = _adaptive_shares(trials)
         for k in np.flatnonzero(alive):
             info = jax.tree.map(lambda a, k=k: a[k], infos)
             diverged = record.is_diverged(tests[k]["loss"], rows[k][0]["test_loss"], finite[k])
             row = record.next_row(rows[k][-1], info, tests[k], share * seconds, None, diverged)
-            rows[k].append(record.plain(row))
+            rows[k].append(record.plain(row | shares[k]))
         alive = alive & finite[: len(configs)]
         report(stop - first)
     return rows
@@ -204,6 +206,11 @@ def _evaluate(program: Program, trials: _Trials) -> tuple[list[dict[str, float]]
     finite = np.asarray(_all_finite(params)) & np.isfinite(tests["loss"])
     count = len(finite)
     return [{name: float(a[k]) for name, a in tests.items()} for k in range(count)], finite
+
+
+def _adaptive_shares(trials: _Trials) -> list[dict[str, float]]:
+    shares = build.adaptive_shares(trials.round_fn.args[0], trials.states)
+    return [{"adaptive_share": float(share)} for share in shares]
 
 
 _all_finite = jax.jit(jax.vmap(tree.all_finite))

@@ -119,7 +119,10 @@ def _train_on(job: "Job", rows: list[dict[str, Any]]) -> None:
 def _keep(job: "Job", state: "State", row: dict[str, Any]) -> dict[str, Any]:
     """Puts an evaluation on disk, and returns the row as written."""
     from ccfl_jax import record
+    from experiments import build
 
+    share = build.adaptive_share(build.rates(job.config), state)
+    row = row | {"adaptive_share": float(share)}
     # The row first: a checkpoint without its row would leave a gap that nothing fills.
     row = record.append_row(job.config.out_dir, row)
     record.save_state(job.checkpoints, state)

@@ -8,6 +8,7 @@ import pytest
 import reference
 
 import ccfl_jax as ccfl
+from ccfl_jax.server import adaptive_share
 
 RULES = {
     "sgd": lambda lr: ccfl.cc_fedsgd(lr),
@@ -329,3 +330,21 @@ def test_hyperparameters_outside_their_range_are_refused(call, message):
         call()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("server", [ccfl.cc_fedadagrad, ccfl.cc_fedadam, ccfl.cc_fedams])
+def test_share_of_coordinates_that_adapt(server):
+    """After one update of 0.1, 0.01 and zeros: the roots are |d| and, for the averages, a tenth of
+    that (gamma 0.99); eps lies between them. In a chain as alone."""
+    delta = {"a": jnp.array([[0.1, 0.01]]), "b": jnp.zeros(2)}
+    eps = 0.05 if server is ccfl.cc_fedadagrad else 0.005
+    for method in (server(1.0, eps=eps), optax.chain(optax.clip(1.0), server(1.0, eps=eps))):
+        state = method.init(delta)
+        assert float(adaptive_share(state, eps)) == 0
+        _, state = method.update(delta, state, delta)
+        assert float(adaptive_share(state, eps)) == 0.25
+
+
+def test_a_method_without_accumulator_has_no_such_share():
+    params = {"a": jnp.zeros(3)}
+    assert np.isnan(adaptive_share(ccfl.cc_fedsgd(1.0).init(params), 0.1))
