@@ -42,7 +42,9 @@ def run_trials(
         mesh: devices to spread the trials over, along its first axis; each runs its own trials and
             waits for no other before the end. Give it multiples of its size: others are filled up.
         together: trials of a device that advance as one batch, the others wait. By default all of
-            them, but one on a CPU, where a batch of models is slower than one after another.
+            them, but one on a CPU: on a core, eight trials by 1, 2 and 8 made 28, 26 and 27
+            thousand samples a second of the CNN, 293, 249 and 180 of an MLP on digits, 890, 954
+            and 1,190 of logistic regression on them (medians of two).
         donate: whether the buffers of `states` may be reused; they must not be used afterwards.
 
     Returns:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from jax.tree_util import Partial
 
 import ccfl_jax as ccfl
-from ccfl_jax import record, tree
+from ccfl_jax import layout, record, tree
 from experiments import build, devices
 from experiments.flags import Config
 
@@ -88,8 +89,8 @@ def program(config: Config, ground: Ground) -> Program:
     return Program(config, build.round_at(config, ground.task, None), *ground)
 
 
-def at_once(program: Program, memory: float | None) -> tuple[int, int]:
-    """Bytes that a trial takes on a device, and how many trials each device advances together.
+def at_once(program: Program, memory: float | None) -> tuple[int, int, float | None]:
+    """Bytes that a trial takes on a device, how many advance together there, and its bytes for all.
 
     A trial takes its state twice, for before and after a piece, and four models a lane for its
     steps. On a CPU there is one at a time: a batch of models is slower there than one by one.
@@ -105,11 +106,13 @@ def at_once(program: Program, memory: float | None) -> tuple[int, int]:
         sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
         for part in (state, state.params)
     )
-    nbytes = 2 * held + 4 * model * (config.lanes or 1)
+    parameters = optax.tree.size(state.params)
+    lanes = config.lanes or layout.lanes(device.platform, parameters, config.buffer_size, 1)
+    nbytes = 2 * held + 4 * model * min(lanes, config.buffer_size)
     if device.platform == "cpu":
-        return nbytes, 1
+        return nbytes, 1, None
     memory = memory or (device.memory_stats() or {}).get("bytes_limit", 0) / 4
-    return nbytes, max(1, int(memory // nbytes))
+    return nbytes, max(1, int(memory // nbytes)), memory
 
 
 def train(

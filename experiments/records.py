@@ -83,17 +83,24 @@ def read(folder: str | os.PathLike, trials: Mapping[str, Config]) -> dict[str, R
 
 
 def write_table(path: str | os.PathLike, records: Sequence[Record]) -> None:
-    """Writes every evaluation of every trial as one CSV line; what is missing stays empty."""
+    """Writes every evaluation of every trial as one CSV line, numbers with six digits.
+
+    What is missing stays empty.
+    """
     rows = []
     for one in records:
         stage = {"stage": one["stage"]} if "stage" in one else {}
         head = {**stage, "trial": one["name"], "status": one["status"]}
-        rows += [{**head, **row} for row in one["rows"] or [{}]]
+        rows += [{**head, **_six_digits(row)} for row in one["rows"] or [{}]]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)
     record.replace_file(Path(path), text.getvalue())
+
+
+def _six_digits(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: f"{v:.6g}" if isinstance(v, float) else v for n, v in row.items()}
 
 
 def settings(records: Sequence[Record]) -> dict[str, list[Record]]:

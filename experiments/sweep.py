@@ -124,12 +124,13 @@ def _train_alike(
     except ERRORS as error:
         yield from (records.failed(name, config, error) for name, config in members.items())
         return
-    nbytes, together = group.at_once(program, memory)
+    nbytes, together, budget = group.at_once(program, memory)
+    limit = "" if budget is None else f" of {budget / 1e6:.3g} MB"
     names, count = list(members), program.mesh.size
     size = together * count
     print(
         f"program   {first.server}, {first.rounds} rounds: {len(names)} trials, {together} at once "
-        f"on each of {count} devices; {nbytes / 1e6:.3g} MB a trial",
+        f"on each of {count} devices; {nbytes / 1e6:.3g} MB a trial{limit}",
         flush=True,
     )
     for start in range(0, len(names), size):

@@ -136,7 +136,8 @@ def test_the_chosen_setting_is_the_best_by_training(run):
             and row["round"] == "5"
             and row["status"] == "finished"
         }
-        assert last[choice["chosen"]] == max(last.values()) == choice["train"]
+        assert last[choice["chosen"]] == max(last.values())
+        assert choice["train"] == pytest.approx(max(last.values()), rel=1e-5)  # six digits
 
 
 def test_what_the_grid_has_run_is_not_run_again(run):
