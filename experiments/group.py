@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from jax.tree_util import Partial
 
@@ -48,16 +47,12 @@ class Program(NamedTuple):
     Attributes:
         config: that of one of them.
         round_at: `build.round_at`; one object, so that it is compiled once.
-        task, train, data, test, mesh: as in `Ground`.
+        ground: what is learnt from what, and where.
     """
 
     config: Config
     round_at: Callable
-    task: ccfl.Task
-    train: dict[str, np.ndarray]
-    data: dict[str, jax.Array]
-    test: dict[str, jax.Array]
-    mesh: Mesh
+    ground: Ground
 
 
 class _Trials(NamedTuple):
@@ -86,7 +81,7 @@ def ground(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Ground:
 
 def program(config: Config, ground: Ground) -> Program:
     """What trials like `config` share."""
-    return Program(config, build.round_at(config, ground.task, None), *ground)
+    return Program(config, build.round_at(config, ground.task, None), ground)
 
 
 def at_once(program: Program, memory: float | None) -> tuple[int, int, float | None]:
@@ -99,14 +94,14 @@ def at_once(program: Program, memory: float | None) -> tuple[int, int, float | N
         program: that of the trials.
         memory: bytes of a device for trials, by default a quarter of what it has.
     """
-    config, device = program.config, program.mesh.devices.flat[0]
-    first = partial(build.first_state, config, program.task)
+    config, device = program.config, program.ground.mesh.devices.flat[0]
+    first = partial(build.first_state, config, program.ground.task)
     state = jax.eval_shape(first, build.rates(config), jax.random.key(0))._replace(key=())
     held, model = (
         sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
         for part in (state, state.params)
     )
-    parameters = optax.tree.size(state.params)
+    parameters = sum(a.size for a in jax.tree.leaves(state.params))
     lanes = config.lanes or layout.lanes(device.platform, parameters, config.buffer_size, 1)
     nbytes = 2 * held + 4 * model * min(lanes, config.buffer_size)
     if device.platform == "cpu":
@@ -129,7 +124,7 @@ def train(
         report: called with the rounds of each piece, after it.
     """
     # Filled up here and not in every piece: the states then stay on their devices.
-    filled = [*configs, *[configs[-1]] * (-len(configs) % program.mesh.size)]
+    filled = [*configs, *[configs[-1]] * (-len(configs) % program.ground.mesh.size)]
     share, config = 1 / len(configs), program.config
     trials, _, seconds = _advance(program, _start(program, filled), 0, 0)
     tests, finite = _evaluate(program, trials)
@@ -159,7 +154,7 @@ def train(
 def _start(program: Program, configs: Sequence[Config]) -> _Trials:
     rates = jax.tree.map(lambda *a: np.stack(a), *map(build.rates, configs))
     keys = jax.vmap(jax.random.key)(np.array([config.seed for config in configs], np.uint32))
-    first = partial(build.first_state, program.config, program.task)
+    first = partial(build.first_state, program.config, program.ground.task)
     states = jax.jit(jax.vmap(first))(rates, keys)
     of_seed = {config.seed: config for config in configs}
     schedules = {seed: build.schedule(config) for seed, config in of_seed.items()}
@@ -168,7 +163,7 @@ def _start(program: Program, configs: Sequence[Config]) -> _Trials:
     lists = jax.tree.map(lambda *a: np.stack(a), *(owners[seed] for seed in seeds))
     if len(seeds) == 1:  # common to all, and so not kept for each
         lists = jax.tree.map(lambda a: a[0], lists)
-    data = ccfl.FederatedData(program.data, *map(jnp.asarray, lists))
+    data = ccfl.FederatedData(program.ground.data, *map(jnp.asarray, lists))
     return _Trials(
         Partial(program.round_at, rates),
         states,
@@ -179,7 +174,7 @@ def _start(program: Program, configs: Sequence[Config]) -> _Trials:
 
 def _owners(program: Program, config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Indices and offsets of a `FederatedData`."""
-    lists = build.clients(config, program.train)
+    lists = build.clients(config, program.ground.train)
     ends = np.cumsum([0, *map(len, lists)])
     return np.concatenate(lists).astype(np.int32), ends.astype(np.int32)
 
@@ -193,7 +188,7 @@ def _advance(
         pieces = [one.rounds(begin, min(begin + _PIECE, stop)) for one in trials.schedules]
         states, info = ccfl.run_trials(
             trials.round_fn, states, pieces[0] if len(pieces) == 1 else pieces, trials.data,
-            program.mesh, donate=True,
+            program.ground.mesh, donate=True,
         )  # fmt: skip
         infos.append(info)
     jax.block_until_ready(states)
@@ -205,7 +200,8 @@ def _advance(
 def _evaluate(program: Program, trials: _Trials) -> tuple[list[dict[str, float]], np.ndarray]:
     """Each trial's metrics on the test set, and whether its model and loss are finite."""
     params = trials.states.params
-    tests = ccfl.evaluate_trials(program.task, params, program.test, mesh=program.mesh)
+    task, _, _, test, mesh = program.ground
+    tests = ccfl.evaluate_trials(task, params, test, mesh=mesh)
     finite = np.asarray(_all_finite(params)) & np.isfinite(tests["loss"])
     count = len(finite)
     return [{name: float(a[k]) for name, a in tests.items()} for k in range(count)], finite

@@ -20,6 +20,8 @@ from experiments.flags import Config
 from experiments.sweep_flags import parse_sweep, sweep_help_text
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from experiments.group import Program
     from experiments.records import Record
 
@@ -78,7 +80,7 @@ def run(
     print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before", flush=True)
     if left:
         mesh = devices.start(next(iter(left.values())))
-        ground, clock = functools.cache(functools.partial(group.ground, mesh)), _Clock(left)
+        ground, clock = _ground(mesh), _Clock(left)
     alike: dict[tuple, dict[str, Config]] = {}
     for name, config in left.items():
         alike.setdefault(group.shared(config), {})[name] = config
@@ -88,6 +90,13 @@ def run(
             done[one["name"]] = one
             print(f"trial     {records.line(one)}", flush=True)
     return [done[name] for name in trials]
+
+
+def _ground(mesh: "Mesh") -> Callable:
+    """`group.ground` on these devices; the last few are kept, for methods that learn the same."""
+    from experiments import group
+
+    return functools.lru_cache(maxsize=4)(functools.partial(group.ground, mesh))
 
 
 class _Clock:
@@ -126,7 +135,7 @@ def _train_alike(
         return
     nbytes, together, budget = group.at_once(program, memory)
     limit = "" if budget is None else f" of {budget / 1e6:.3g} MB"
-    names, count = list(members), program.mesh.size
+    names, count = list(members), program.ground.mesh.size
     size = together * count
     print(
         f"program   {first.server}, {first.rounds} rounds: {len(names)} trials, {together} at once "

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments import paper, records, verdict
+from experiments import flags, paper, records, verdict
 
 
 def made(name, scores, status="finished", rounds=10, server=None, seed=0, **config):
@@ -153,3 +153,25 @@ def test_a_sensitivity_claim_counts_the_values_in_its_range():
     points, line = records.by_value(trials, "b1")
     assert points == {"a": {value: [score] for value, score in values.items()}}
     assert line == ("base", [0.5])
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"config": 3}'])
+def test_a_damaged_record_is_refused_with_its_name(tmp_path, content):
+    config = flags.parse(["x", "--server_lr=1"])
+    records.write(tmp_path, records.failed("server_lr=1", config, ValueError("no")))
+    (path,) = (tmp_path / records.TRIALS).iterdir()
+    path.write_text(content)
+    with pytest.raises(ValueError, match="server_lr=1.json: found no record of a trial"):
+        records.read(tmp_path, {"server_lr=1": config})
+
+
+def test_records_come_back_and_failed_ones_do_not(tmp_path):
+    config = flags.parse(["x", "--server_lr=1"])
+    row = {"round": 0, "test_accuracy": 0.1, "test_loss": None, "diverged": True}
+    records.write(tmp_path, records.made("a=1 b=2", config, [row]))
+    records.write(tmp_path, records.failed("a=2 b=2", config, MemoryError("all\nof it")))
+    found = records.read(tmp_path, dict.fromkeys(("a=1 b=2", "a=2 b=2", "a=3 b=2"), config))
+    assert list(found) == ["a=1 b=2"]
+    assert found["a=1 b=2"]["rows"] == [row] and found["a=1 b=2"]["status"] == "diverged"
+    text = (tmp_path / records.TRIALS / "a=2,b=2.json").read_text()
+    assert "MemoryError: all of it" in text
