@@ -21,6 +21,7 @@ class _Files(NamedTuple):
     train: tuple[str, ...]
     test: str
     labels: tuple[tuple[str, int], ...]  # name and number of classes; the last is the target
+    published: tuple[int, ...]  # records of each file, training files first
 
 
 _FILES = {
@@ -31,6 +32,7 @@ _FILES = {
         train=tuple(f"data_batch_{k}.bin" for k in range(1, 6)),
         test="test_batch.bin",
         labels=(("labels", 10),),
+        published=(10_000,) * 6,
     ),
     "cifar100": _Files(
         title="CIFAR-100",
@@ -39,6 +41,7 @@ _FILES = {
         train=("train.bin",),
         test="test.bin",
         labels=(("coarse labels", 20), ("fine labels", 100)),
+        published=(50_000, 10_000),
     ),
 }
 
@@ -59,8 +62,8 @@ def load_cifar(
     An image is 3,072 bytes: the red plane row by row, then the green, then the blue. Without
     `data_dir` through TFDS, see `load_tfds`.
 
-    Files may hold fewer records than the published ones, but all training batches equally many and
-    training five times as many as test, so that a file cut off at the end of a record shows.
+    Files of any number of records are read, but where one of them has as many as it was published
+    with, all must: a file of the published ones that was cut off at the end of a record shows.
 
     Args:
         name: "cifar10" or "cifar100".
@@ -118,12 +121,13 @@ def _count(path: Path, files: _Files) -> int:
 
 
 def _check_counts(files: _Files, paths: list[Path], counts: list[int]) -> None:
-    expected = 5 * counts[-1] // len(files.train)
-    for path, count in zip(paths[:-1], counts[:-1], strict=True):
-        if count != expected:
+    if not any(map(int.__eq__, counts, files.published)):
+        return
+    for path, count, published in zip(paths, counts, files.published, strict=True):
+        if count != published:
             raise ValueError(
-                f"{path}: has {count} records, {paths[-1]} has {counts[-1]}; legal: {expected}, "
-                f"for {files.title} has five training images for each test image"
+                f"{path}: has {count} records; legal: {published}, as published, for files beside "
+                "it have theirs"
             )
 
 
