@@ -505,3 +505,11 @@ def test_the_command_says_that_a_huge_rate_blew_up(tmp_path):
     rows = _rows(curves.parent)
     assert [(row["round"], row["diverged"]) for row in rows] == [(0, False), (2, True)]
     assert rows[1]["test_loss"] > 1000 * rows[0]["test_loss"]
+
+
+def test_xla_flags_are_set_once(monkeypatch):
+    """Kept programs are found under the same flags only; what a user gave comes last and counts."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
+    for _ in range(2):
+        devices.make_host_devices(jax.config.jax_num_cpu_devices)
+        assert os.environ["XLA_FLAGS"] == f"{devices._ON_ONE_CORE} --xla_of_the_user=1"
