@@ -80,7 +80,7 @@ def draw(
                 panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
         panel.set(xlabel=x.replace("_", " "), ylabel=quantity)
         panel.grid(alpha=0.3)
-        panel.legend()
+        panel.legend(fontsize="small", framealpha=0.6)
     for path in paths:
         figure.savefig(path, dpi=120)
 
@@ -113,7 +113,7 @@ def draw_sensitivity(
     panel.set(xlabel=x, ylabel=y)
     panel.set_xticks(range(len(values)), [f"{value:g}" for value in values])
     panel.grid(alpha=0.3)
-    panel.legend()
+    panel.legend(fontsize="small", framealpha=0.6)
     for path in paths:
         figure.savefig(path, dpi=120)
 

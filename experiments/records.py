@@ -38,9 +38,10 @@ def failed(name: str, config: Config, error: Exception) -> Record:
     }
 
 
-def as_json(config: Config) -> dict[str, Any]:
-    """The settings as a record holds them."""
-    return json.loads(json.dumps(asdict(config)))
+def is_of(one: Record, config: Config) -> bool:
+    """Whether a record is that of a trial with these settings; a field it lacks counts as None."""
+    wanted = {name: v for name, v in asdict(config).items() if name not in _FREE}
+    return all(one["config"].get(name) == value for name, value in wanted.items())
 
 
 def exists(folder: str | os.PathLike, name: str) -> bool:

@@ -132,11 +132,10 @@ def _final_trials(preset: paper.Preset, choices: dict[str, Any], seeds: int) -> 
 
 def _carry_over(tried: list[Record], trials: paper.Trials, folder: Path) -> None:
     """Takes what the grid has run already, seed 0 where the rounds are the same, as it is."""
-    configs = [(one["config"], one) for one in tried if one["status"] != "failed"]
     for name, config in trials.items():
-        for known, one in configs:
-            if known == records.as_json(config) and not records.exists(folder, name):
-                records.write(folder, {**one, "name": name})
+        known = [one for one in tried if one["status"] != "failed" and records.is_of(one, config)]
+        if known and not records.exists(folder, name):
+            records.write(folder, {**known[0], "name": name})
 
 
 def _named(stage: str, found: list[Record]) -> list[Record]:
