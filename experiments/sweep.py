@@ -78,9 +78,7 @@ def run(
     done = records.read(folder, trials)
     left = {name: config for name, config in trials.items() if name not in done}
     print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before", flush=True)
-    if left:
-        mesh = devices.start(next(iter(left.values())))
-        ground, clock = _ground(mesh), _Clock(left)
+    ground, clock = _ground(devices.start(next(iter(trials.values())))), _Clock(left)
     alike: dict[tuple, dict[str, Config]] = {}
     for name, config in left.items():
         alike.setdefault(group.shared(config), {})[name] = config
