@@ -71,14 +71,18 @@ def run(
             accelerator's. On a CPU each device has one at a time.
 
     Raises:
-        ValueError, OSError: for a folder that holds other trials under these names.
+        ValueError, OSError: for a folder that holds other trials under these names, and for data
+            that cannot be read where all trials share them.
     """
-    from experiments import devices, group, records
+    from experiments import build, devices, group, records
 
     done = records.read(folder, trials)
     left = {name: config for name, config in trials.items() if name not in done}
     print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before", flush=True)
     ground, clock = _ground(devices.start(next(iter(trials.values())))), _Clock(left)
+    if len({build.source(config) for config in left.values()}) == 1:
+        first = next(iter(left.values()))  # without data there is nothing that could go on
+        ground(build.source(first), first.model, first.compute_dtype)
     alike: dict[tuple, dict[str, Config]] = {}
     for name, config in left.items():
         alike.setdefault(group.shared(config), {})[name] = config

@@ -17,7 +17,8 @@ def judge(preset: paper.Preset, final: Sequence[Record]) -> list[dict[str, Any]]
 
     Returns:
         For each claim `claim` (a sentence), `margins` (setting -> margin, spread) and `holds`;
-        a margin is None where a trial diverged or failed, and the claim then does not hold.
+        a margin is None where a trial diverged or failed, and the claim then does not hold; it is
+        None, not judged, where one of the sides was not run at all.
     """
     return [_judge(preset, claim, final) for claim in preset.claims]
 
@@ -28,7 +29,7 @@ def line(verdict: Mapping[str, Any]) -> str:
     for setting, (margin, spread) in verdict["margins"].items():
         spread = "" if spread is None else f" (spread {spread:.1f})"
         margins.append(f"{setting} " + ("none" if margin is None else f"{margin:+.1f}{spread}"))
-    ruling = "holds" if verdict["holds"] else "does NOT hold"
+    ruling = {True: "holds", False: "does NOT hold", None: "not judged"}[verdict["holds"]]
     return f"{verdict['claim']}: {'; '.join(margins)}: {ruling}"
 
 
@@ -41,7 +42,9 @@ def _judge(
     for name, members in records.settings(final).items():
         if _server(members[0]) in claim["better"] and _in_range(preset, claim, members[0]):
             margins[_short(preset, name)] = _margin(_by_seed(members, part, at), base)
-    holds = bool(margins) and all(m is not None and m > points for m, _ in margins.values())
+    holds = all(m is not None and m > points for m, _ in margins.values())
+    if not (margins and base):
+        holds = None
     where = "" if at == 1.0 else f" at {at:.0%} of the rounds"
     sentence = (
         f"{part} of {', '.join(claim['better'])} above {claim['than']} by over {points} points"

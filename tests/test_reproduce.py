@@ -195,6 +195,7 @@ def test_the_list_names_every_experiment(capsys):
         (["fig1_alpha3", "--grid=fine"], "--grid: invalid choice: 'fine'"),
         (["fig1_alpha3", "--seeds=many"], "--seeds: invalid int value: 'many'"),
         (["table3_stackoverflow"], "--data_dir: found none"),
+        (["fig2_fmnist", "--data_dir=/nowhere"], "/nowhere must hold train-images"),
         (["all"], "--data_dir: found none"),
     ],
 )

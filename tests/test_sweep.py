@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+import ccfl_jax as ccfl
 from experiments import build, devices, flags, group, records, sweep, train
 from experiments.sweep_flags import parse_sweep
 
@@ -163,11 +164,34 @@ def test_a_failing_trial_is_recorded_and_the_others_go_on(tmp_path, monkeypatch,
     assert sweep.main(args) == 0  # a failed one is tried again
 
 
-def test_data_that_cannot_be_read_fail_their_trials(tmp_path, capsys):
+def test_data_that_cannot_be_read_are_said_once_and_nothing_is_written(tmp_path, capsys):
     args = ["sweep", "--dataset=fashion_mnist", f"--data_dir={tmp_path}", "--devices=1"]
     args += ["--compilation_cache=off", "--vary=server_lr=0.1,1", f"--out_dir={tmp_path / 'o'}"]
+    assert sweep.main(args) == 2
+    error = capsys.readouterr().err
+    assert "missing: train-images-idx3-ubyte" in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_trials_whose_own_data_cannot_be_read_fail_alone(tmp_path, monkeypatch):
+    """As with clients drawn by the seed: one draw is impossible, the other is not."""
+    plain = build.source
+
+    def source(config):
+        return (*plain(config)[:1], "nowhere") if config.seed else plain(config)
+
+    def load(dataset, data_dir):
+        if data_dir:
+            raise FileNotFoundError(f"{data_dir}: nothing there")
+        return ccfl.load_dataset(dataset)
+
+    monkeypatch.setattr(build, "source", source)
+    monkeypatch.setattr(build, "load", load)
+    args = _args(tmp_path / "o", "--server=cc_fedsgd", "--vary=server_lr=0.1 seed=0,1")
     assert sweep.main(args) == 4
-    assert capsys.readouterr().out.count("missing: train-images-idx3-ubyte") == 2
+    done = [json.loads(path.read_text()) for path in sorted((tmp_path / "o/trials").iterdir())]
+    assert [one["status"] for one in done] == ["finished", "failed"]
+    assert done[1]["reason"] == "FileNotFoundError: nowhere: nothing there"
 
 
 def test_all_trials_of_a_group_may_end_early(tmp_path):
