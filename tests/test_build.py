@@ -1,0 +1,70 @@
+"""experiments/build.py: every model that a data set may be learnt by is built for its samples."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import build, rules
+
+SHAPES = {
+    "digits": ((8, 8, 1), np.float32),
+    "fashion_mnist": ((28, 28, 1), np.uint8),
+    "synthetic": ((60,), np.float32),
+    "cifar10": ((32, 32, 3), np.uint8),
+    "cifar100": ((32, 32, 3), np.uint8),
+    "stackoverflow": ((40,), np.int32),
+}
+# Numbers of parameters that are known from elsewhere: McMahan et al., NIID-Bench, and by hand.
+PARAMETERS = {
+    ("fashion_mnist", "cnn"): 44_426,
+    ("fashion_mnist", "mcmahan_cnn"): 1_663_370,
+    ("cifar10", "resnet20"): 269_722,
+    ("cifar10", "resnet18"): 11_173_962,
+    ("cifar100", "resnet18"): 11_173_962 + 90 * 513,  # 90 more classes on 512 features
+    ("stackoverflow", "tags"): 10_000 * 500 + 500,
+    ("digits", "logistic"): 64 * 10 + 10,
+}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model"), [(d, m) for d, models in rules.MODELS.items() for m in models]
+)
+def test_every_pair_of_data_and_model_is_a_task(dataset, model):
+    shape, dtype = SHAPES[dataset]
+    task = build.task(dataset, model, "float32", {"x": np.zeros((2, *shape), dtype)})
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert count == PARAMETERS.get((dataset, model), count)
+    assert task.observe is not None  # loss and metrics from one pass
+
+
+def test_cifar_is_cropped_in_training_and_never_in_evaluation():
+    """An image of ones: a shifted view has a black border, so its loss differs; evaluation, and
+    training on Fashion-MNIST, see the image as it is whatever the key."""
+    images = {"cifar10": (32, 32, 3), "fashion_mnist": (28, 28, 1)}
+    for dataset, shape in images.items():
+        x = np.full((8, *shape), 255, np.uint8)
+        task = build.task(dataset, "logistic", "float32", {"x": x})
+        params = task.init(jax.random.key(0))
+        batch, mask = {"x": x, "y": np.arange(8, dtype=np.int32)}, np.ones(8, bool)
+        losses = {float(task.loss(params, batch, mask, jax.random.key(k))) for k in range(4)}
+        total, count = task.metrics(params, batch, mask)["loss"]
+        if dataset == "cifar10":
+            assert len(losses) == 4
+        else:
+            assert len(losses) == 1
+            assert losses.pop() == pytest.approx(float(total / count), rel=1e-6)
+
+
+def test_data_of_drawn_clients_hang_on_the_seed():
+    from experiments import flags
+
+    base = ["x", "--server_lr=1", "--data_dir=d"]
+    texts = ["--dataset=stackoverflow", "--model=tags", "--partition=natural"]
+    sources = {
+        build.source(flags.parse([*base, *own, f"--seed={seed}"]))
+        for own in (texts, [])
+        for seed in (0, 1)
+    }
+    assert len(sources) == 3
+    assert ("fashion_mnist", "d") in sources
