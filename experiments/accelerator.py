@@ -105,20 +105,18 @@ def trials(workload: Workload, together: bool) -> Callable[[ccfl.Schedule], tupl
     or run one after another in it.
     """
 
-    def trial(rate: jax.Array, slots: ccfl.Schedule, data: ccfl.FederatedData) -> tuple:
+    def round_at(rate: jax.Array, *state_slots_data: Any) -> tuple:
         server = ccfl.cc_fedams(rate)
         round_fn = ccfl.build_round(workload.task, server, workload.local_lr, workload.batch_size)
-        state = ccfl.init_state(workload.task, server, jax.random.key(0))
-        return jax.lax.scan(lambda state, row: round_fn(state, row, data), state, slots)
+        return round_fn(*state_slots_data)
 
-    @jax.jit
-    def run(rates: jax.Array, slots: ccfl.Schedule, data: ccfl.FederatedData) -> tuple:
-        if together:
-            return jax.vmap(trial, (0, None, None))(rates, slots, data)
-        return jax.lax.map(lambda rate: trial(rate, slots, data), rates)
+    def first(rate: jax.Array) -> ccfl.State:
+        return ccfl.init_state(workload.task, ccfl.cc_fedams(rate), jax.random.key(0))
 
-    data = jax.device_put(workload.data)
-    return lambda piece: run(jnp.array(_RATES), jax.tree.map(jnp.asarray, piece), data)
+    rates, data = jnp.array(_RATES), jax.device_put(workload.data)
+    round_fn, states = jax.tree_util.Partial(round_at, rates), jax.vmap(first)(rates)
+    size = len(_RATES) if together else 1
+    return lambda piece: ccfl.run_trials(round_fn, states, piece, data, together=size)
 
 
 def _line(result: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from ccfl_jax.data.images import CHANNELS, prepare_images
 from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20, TagLogistic
 from ccfl_jax.simulate import check_schedule
 from experiments.flags import SERVERS, Config
+from experiments.rules import OF_STACKOVERFLOW
 
 _MODELS = {
     "cnn": CNN,
@@ -22,7 +23,8 @@ _MODELS = {
     "resnet18": ResNet18,
     "resnet20": ResNet20,
 }
-_LIMITS = ("max_examples", "min_examples", "max_words")
+
+PIECE = 250  # rounds handed over at once; one program serves up to 256
 
 Rates = dict[str, np.ndarray | jax.Array]  # name -> float32 scalar, or `[trials]`
 
@@ -32,7 +34,7 @@ def source(config: Config) -> tuple:
     if config.dataset != "stackoverflow":
         return config.dataset, config.data_dir
     drawn = config.num_clients, config.seed
-    return config.dataset, config.data_dir, *drawn, *(getattr(config, n) for n in _LIMITS)
+    return config.dataset, config.data_dir, *drawn, *(getattr(config, n) for n in OF_STACKOVERFLOW)
 
 
 def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict]:
@@ -40,7 +42,7 @@ def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict]:
     if dataset != "stackoverflow":
         return ccfl.load_dataset(dataset, data_dir)
     num_clients, seed, *limits = drawn
-    limits = dict(zip(_LIMITS, limits, strict=True))
+    limits = dict(zip(OF_STACKOVERFLOW, limits, strict=True))
     return ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)[:2]
 
 
@@ -92,6 +94,12 @@ def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
         return lists
     by = "client" if config.partition == "dirichlet_client" else "label"
     return ccfl.partition_dirichlet(labels, count, config.alpha, seed, by=by)
+
+
+def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The clients' row numbers one after another, and where each client's begin."""
+    lists = clients(config, train)
+    return np.concatenate(lists), np.cumsum([0, *map(len, lists)])
 
 
 def task(dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray]) -> ccfl.Task:

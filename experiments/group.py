@@ -16,11 +16,7 @@ import ccfl_jax as ccfl
 from ccfl_jax import layout, record, tree
 from experiments import build, devices
 from experiments.flags import Config
-
-# What trials of one program may differ in.
-OWN = ("server_lr", "local_lr", "b1", "b2", "eps", "initial_accumulator", "seed")
-
-_PIECE = 250  # rounds handed over at once; one program serves up to 256
+from experiments.rules import VARIABLE
 
 
 class Ground(NamedTuple):
@@ -47,11 +43,13 @@ class Program(NamedTuple):
     Attributes:
         config: that of one of them.
         round_at: `build.round_at`; one object, so that it is compiled once.
+        first_states: `first_states(rates, keys)`, both `[trials]`: the states before round 0.
         ground: what is learnt from what, and where.
     """
 
     config: Config
     round_at: Callable
+    first_states: Callable
     ground: Ground
 
 
@@ -67,7 +65,8 @@ class _Trials(NamedTuple):
 def shared(config: Config) -> tuple:
     """What trials must agree in to share a program, hashable."""
     every = dataclasses.asdict(config)
-    same = tuple((name, value) for name, value in every.items() if name not in OWN)
+    own = set(VARIABLE) - {"server"}
+    same = tuple((name, value) for name, value in every.items() if name not in own)
     return (*same, build.source(config))
 
 
@@ -81,7 +80,8 @@ def ground(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Ground:
 
 def program(config: Config, ground: Ground) -> Program:
     """What trials like `config` share."""
-    return Program(config, build.round_at(config, ground.task, None), ground)
+    first_states = jax.jit(jax.vmap(partial(build.first_state, config, ground.task)))
+    return Program(config, build.round_at(config, ground.task, None), first_states, ground)
 
 
 def at_once(program: Program, memory: float | None) -> tuple[int, int, float | None]:
@@ -125,13 +125,13 @@ def train(
     """
     # Filled up here and not in every piece: the states then stay on their devices.
     filled = [*configs, *[configs[-1]] * (-len(configs) % program.ground.mesh.size)]
-    share, config = 1 / len(configs), program.config
+    part, config = 1 / len(configs), program.config
     trials, _, seconds = _advance(program, _start(program, filled), 0, 0)
     tests, finite = _evaluate(program, trials)
     alive = finite[: len(configs)]
     shares = _adaptive_shares(trials)
     rows = [
-        [record.plain(record.first_row(test, share * seconds, not fine) | own)]
+        [record.plain(record.first_row(test, part * seconds, not fine) | own)]
         for test, fine, own in zip(tests, alive, shares, strict=False)
     ]
     for first in range(0, config.rounds, config.eval_every):
@@ -144,7 +144,7 @@ def train(
         for k in np.flatnonzero(alive):
             info = jax.tree.map(lambda a, k=k: a[k], infos)
             diverged = record.is_diverged(tests[k]["loss"], rows[k][0]["test_loss"], finite[k])
-            row = record.next_row(rows[k][-1], info, tests[k], share * seconds, None, diverged)
+            row = record.next_row(rows[k][-1], info, tests[k], part * seconds, None, diverged)
             rows[k].append(record.plain(row | shares[k]))
         alive = alive & finite[: len(configs)]
         report(stop - first)
@@ -154,15 +154,15 @@ def train(
 def _start(program: Program, configs: Sequence[Config]) -> _Trials:
     rates = jax.tree.map(lambda *a: np.stack(a), *map(build.rates, configs))
     keys = jax.vmap(jax.random.key)(np.array([config.seed for config in configs], np.uint32))
-    first = partial(build.first_state, program.config, program.ground.task)
-    states = jax.jit(jax.vmap(first))(rates, keys)
+    states = program.first_states(rates, keys)
     of_seed = {config.seed: config for config in configs}
     schedules = {seed: build.schedule(config) for seed, config in of_seed.items()}
-    owners = {seed: _owners(program, config) for seed, config in of_seed.items()}
+    owners = {seed: build.owners(config, program.ground.train) for seed, config in of_seed.items()}
     seeds = [configs[0].seed] if len(of_seed) == 1 else [config.seed for config in configs]
-    lists = jax.tree.map(lambda *a: np.stack(a), *(owners[seed] for seed in seeds))
+    lists = zip(*(owners[seed] for seed in seeds), strict=True)
+    lists = [np.stack(parts).astype(np.int32) for parts in lists]
     if len(seeds) == 1:  # common to all, and so not kept for each
-        lists = jax.tree.map(lambda a: a[0], lists)
+        lists = [a[0] for a in lists]
     data = ccfl.FederatedData(program.ground.data, *map(jnp.asarray, lists))
     return _Trials(
         Partial(program.round_at, rates),
@@ -172,20 +172,13 @@ def _start(program: Program, configs: Sequence[Config]) -> _Trials:
     )
 
 
-def _owners(program: Program, config: Config) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and offsets of a `FederatedData`."""
-    lists = build.clients(config, program.ground.train)
-    ends = np.cumsum([0, *map(len, lists)])
-    return np.concatenate(lists).astype(np.int32), ends.astype(np.int32)
-
-
 def _advance(
     program: Program, trials: _Trials, first: int, stop: int
 ) -> tuple[_Trials, ccfl.Info, float]:
     """The trials after round `stop`, what the rounds on the way brought, and the seconds taken."""
     infos, states, started = [], trials.states, time.perf_counter()
-    for begin in range(first, max(stop, first + 1), _PIECE):
-        pieces = [one.rounds(begin, min(begin + _PIECE, stop)) for one in trials.schedules]
+    for begin in range(first, max(stop, first + 1), build.PIECE):
+        pieces = [one.rounds(begin, min(begin + build.PIECE, stop)) for one in trials.schedules]
         states, info = ccfl.run_trials(
             trials.round_fn, states, pieces[0] if len(pieces) == 1 else pieces, trials.data,
             program.ground.mesh, donate=True,

@@ -83,15 +83,14 @@ def prepare(config: Config) -> Job:
         record.check_unused(config.out_dir)
     schedule = build.schedule(config)
     train, test = build.load(*build.source(config))
-    clients = build.clients(config, train)
+    owners = build.owners(config, train)
     task = build.task(config.dataset, config.model, config.compute_dtype, train)
     rates = build.rates(config)
     round_fn = jax.tree_util.Partial(build.round_at(config, task, mesh), rates)
     # As one program, which the compilation cache keeps, and not operation by operation.
     state = jax.jit(partial(build.first_state, config, task))(rates, jax.random.key(config.seed))
-    ends = np.cumsum([0, *map(len, clients)])
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
-    data = ccfl.FederatedData.from_offsets(arrays, np.concatenate(clients), ends)
+    data = ccfl.FederatedData.from_offsets(arrays, *owners)
     memory = _memory(config, data, mesh)
     if memory is None:
         data = devices.put(data, mesh)

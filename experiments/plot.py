@@ -79,10 +79,7 @@ def draw(
                 band = values.min(axis=0), values.max(axis=0)
                 panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
         panel.set(xlabel=x.replace("_", " "), ylabel=quantity)
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize="small", framealpha=0.6)
-    for path in paths:
-        figure.savefig(path, dpi=120)
+    _save(figure, axes, paths)
 
 
 def draw_sensitivity(
@@ -112,10 +109,7 @@ def draw_sensitivity(
     panel.axhline(np.mean(line[1]), color="gray", linestyle="--", label=line[0])
     panel.set(xlabel=x, ylabel=y)
     panel.set_xticks(range(len(values)), [f"{value:g}" for value in values])
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize="small", framealpha=0.6)
-    for path in paths:
-        figure.savefig(path, dpi=120)
+    _save(figure, [panel], paths)
 
 
 def main(argv: list[str]) -> int:
@@ -154,6 +148,14 @@ def _figure(panels: int, title: str) -> tuple[Any, Any]:
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _save(figure: Any, axes: Any, paths: Sequence[str | os.PathLike]) -> None:
+    for panel in axes:
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize="small", framealpha=0.6)
+    for path in paths:
+        figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

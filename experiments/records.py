@@ -49,11 +49,6 @@ def exists(folder: str | os.PathLike, name: str) -> bool:
     return _path(folder, name).is_file()
 
 
-def environment() -> dict[str, Any]:
-    """The versions and devices that results were made with."""
-    return record.environment()
-
-
 def write(folder: str | os.PathLike, one: Record) -> None:
     """Puts a trial's record on disk, whole or not at all."""
     path = _path(folder, one["name"])
@@ -138,9 +133,8 @@ def best(records: Sequence[Record], part: str = "train") -> str | None:
     """
     scored = {}
     for name, members in settings(records).items():
-        means = [tail_mean(one, part) for one in members]
-        if None not in means:
-            scored[name] = sum(means) / len(means)
+        if (mean := _mean_over_seeds(members, part)) is not None:
+            scored[name] = mean
     return max(scored, key=scored.get, default=None)
 
 
@@ -161,12 +155,14 @@ def choices(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 def _choice(members: Sequence[Record]) -> dict[str, Any]:
     chosen = best(members, "train")
     trials = settings(members).get(chosen, [])
-    means = {
-        part: sum(tail_mean(one, part) for one in trials) / len(trials) if trials else None
-        for part in ("train", "test")
-    }
+    means = {part: _mean_over_seeds(trials, part) for part in ("train", "test")}
     counts = {s: sum(one["status"] == s for one in members) for s in ("diverged", "failed")}
     return {"chosen": chosen, **means, "by_test": best(members, "test"), **counts}
+
+
+def _mean_over_seeds(members: Sequence[Record], part: str) -> float | None:
+    means = [tail_mean(one, part) for one in members]
+    return None if None in means or not means else sum(means) / len(means)
 
 
 def score(one: Record) -> str:

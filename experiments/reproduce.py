@@ -16,8 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ccfl_jax import record
 from experiments import paper, records, sweep, verdict
 from experiments.records import Record
+from experiments.rules import SERVERS
 
 
 def main(argv: list[str]) -> int:
@@ -101,7 +103,7 @@ def _run(
         "name": preset.name,
         "title": preset.title,
         "command": "python -m experiments.reproduce " + shlex.join(argv[1:]),
-        "environment": records.environment(),
+        "environment": record.environment(),
         "choices": choices,
         "final": records.finals(final),
         "verdicts": verdicts,
@@ -123,7 +125,7 @@ def _final_trials(preset: paper.Preset, choices: dict[str, Any], seeds: int) -> 
             continue
         setting = paper.setting_of(choice["chosen"])
         varied = [(n, v) for n, values in preset.vary.items() for v in values]
-        own = varied if all(n in paper.SERVERS[server] for n in preset.vary) else []
+        own = varied if all(n in SERVERS[server] for n in preset.vary) else []
         for change in [dict([pair]) for pair in own] or [{}]:
             for seed in range(seeds):
                 trials |= paper.trial(preset, {**setting, **change, "seed": seed})

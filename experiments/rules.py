@@ -22,7 +22,7 @@ MODELS = {
 }
 _WITH_CLIENTS = ("synthetic", "stackoverflow")
 _WITHOUT_FILES = ("digits", "synthetic")
-_OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")
+OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")
 INT32_MAX = 2**31 - 1
 # What a sweep may vary: all but the server are numbers that one compiled program takes.
 VARIABLE = ("server", "server_lr", "local_lr", "b1", "b2", "eps", "initial_accumulator", "seed")
@@ -88,7 +88,7 @@ def _check_data(values: dict[str, object], given: set[str]) -> None:
             f"dirichlet_client (only {', '.join(_WITH_CLIENTS)} come with clients)"
         )
     if dataset != "stackoverflow":
-        for name in _OF_STACKOVERFLOW:
+        for name in OF_STACKOVERFLOW:
             if name in given:
                 raise ValueError(
                     f"--{name}: found with --dataset={dataset}, legal: with stackoverflow"

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from experiments.flags import SERVERS, Config, help_text, parse
 
 if TYPE_CHECKING:
+    import numpy as np
     from tqdm import tqdm
 
     from ccfl_jax import FederatedData, Info, Schedule, State
     from experiments.job import Job
-
-_PIECE = 250  # rounds handed over at once; ccfl.run_rounds compiles one program for up to 256
 
 
 def main(argv: list[str]) -> int:
@@ -151,6 +150,7 @@ def _pieces(job: "Job", begun: int) -> Iterator[tuple["Schedule", "FederatedData
     """What is run at once, rounds and their data: first no rounds, then none past an evaluation."""
     import ccfl_jax as ccfl
     from experiments import devices
+    from experiments.build import PIECE
 
     rest = job.schedule.rounds(begun, job.config.rounds)
     parts = [(rest, job.data)]
@@ -163,8 +163,8 @@ def _pieces(job: "Job", begun: int) -> Iterator[tuple["Schedule", "FederatedData
             yield part.rounds(0, 0), data
         first = done
         for stop in _stops(done, done + len(part.client), job.config.eval_every):
-            for start in range(first, stop, _PIECE):
-                yield part.rounds(start - done, min(start + _PIECE, stop) - done), data
+            for start in range(first, stop, PIECE):
+                yield part.rounds(start - done, min(start + PIECE, stop) - done), data
             first = stop
         done = first
 
@@ -212,12 +212,7 @@ def _header(job: "Job") -> str:
     import jax
     import numpy as np
 
-    from experiments import conditions
-
     config, sizes = job.config, np.asarray(job.data.sizes)
-    theorem = []
-    if config.smoothness is not None:
-        theorem = conditions.lines(config, job.schedule, sizes)
     leaves = jax.tree.leaves(job.state.params)
     history = sum(leaf.nbytes for leaf in jax.tree.leaves(job.state.history))
     unit = "epochs" if config.local_steps is None else "steps"
@@ -243,9 +238,18 @@ def _header(job: "Job") -> str:
             f"{config.max_delay + 1} models, {history / 1e6:.2f} MB; computed in "
             f"{config.compute_dtype}",
             f"device    {len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
-            *theorem,
+            *_theorem(job, sizes),
         ]
     )
+
+
+def _theorem(job: "Job", sizes: "np.ndarray") -> list[str]:
+    """The theorem's conditions, where its constants were given."""
+    from experiments import conditions
+
+    if job.config.smoothness is None:
+        return []
+    return conditions.lines(job.config, job.schedule, sizes)
 
 
 def _streamed(job: "Job") -> str:

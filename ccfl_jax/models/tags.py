@@ -68,9 +68,9 @@ class TagLogistic(nn.Module):
 def _rows_and_weights(ids: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rows of the table `[..., L]`, past its end for padding, and the weight `[..., 1]` of each."""
     real, legal = ids != -1, (ids >= 0) & (ids < table.shape[0])
-    unknown = ids == -2
     weights = 1 / jnp.maximum(real.sum(-1, keepdims=True), 1)
-    weights = jnp.where((real & ~legal & ~unknown).any(-1, keepdims=True), jnp.nan, weights)
+    illegal = (ids < -2) | (ids >= table.shape[0])
+    weights = jnp.where(illegal.any(-1, keepdims=True), jnp.nan, weights)
     return jnp.where(legal, ids, table.shape[0]), weights.astype(table.dtype)
 
 
