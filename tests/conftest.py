@@ -26,6 +26,14 @@ def compiled_once():
         jax.config.update("jax_compilation_cache_dir", None)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_let_go():
+    """A worker keeps no program past its file: each one holds memory maps, and a process may have
+    only 65,530 of them (Linux's vm.max_map_count); past that, compiling aborts."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """The test runs with 64-bit JAX."""
