@@ -56,12 +56,14 @@ class Schedule(NamedTuple):
         """Reads what `save` wrote; never unpickles.
 
         Raises:
-            FileNotFoundError: if there is no such file.
+            OSError: if there is no such file, or it cannot be read.
             ValueError: if it is not such a file, or its arrays do not fit together.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
+        except OSError as error:
+            raise type(error)(f"schedule file {os.fspath(path)}: {error.strerror or error}") from None
         except (zipfile.BadZipFile, ValueError, EOFError, AttributeError) as error:
             raise ValueError(
                 f"schedule file {os.fspath(path)}: not a readable npz ({error})"

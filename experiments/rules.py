@@ -61,6 +61,9 @@ def check_sweep(values: dict[str, object], given: set[str]) -> None:
         "resume": "the same command again, which goes on where the sweep stopped",
         "coordinator": "one process, with --devices",
         "data_memory": "data that fit on a device",
+        "progress": "nothing, a sweep prints a line for each trial",
+        "smoothness": "with a single run, which prints the theorem's conditions",
+        "gradient_bound": "with a single run, which prints the theorem's conditions",
     }
     for name, legal in refused.items():
         if name in given:

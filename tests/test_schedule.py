@@ -153,8 +153,10 @@ def test_damaged_files_are_refused_by_name(tmp_path, how):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing"):
+    with pytest.raises(FileNotFoundError, match=r"schedule file .*nothing\.npz: No such file"):
         Schedule.load(tmp_path / "nothing.npz")
+    with pytest.raises(IsADirectoryError, match=r"schedule file .*: Is a directory"):
+        Schedule.load(tmp_path)
 
 
 def test_missing_and_unknown_arrays_are_named(tmp_path):

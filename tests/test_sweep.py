@@ -236,6 +236,8 @@ def test_memory_of_a_trial():
         ([], "--vary: found none"),
         (["--vary=seed=0", "--resume"], "--resume: found with a sweep"),
         (["--vary=seed=0", "--data_memory=1"], "--data_memory: found with a sweep"),
+        (["--vary=seed=0", "--noprogress"], "--progress: found with a sweep"),
+        (["--vary=seed=0", "--smoothness=1"], "--smoothness: found with a sweep"),
         (["--vary=seed=0", "--trial_memory=0"], "--trial_memory: found 0"),
         (["--vary=seed=0", "--batch=3"], "Unknown command line flag 'batch'"),
     ],
