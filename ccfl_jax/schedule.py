@@ -63,7 +63,9 @@ class Schedule(NamedTuple):
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except OSError as error:
-            raise type(error)(f"schedule file {os.fspath(path)}: {error.strerror or error}") from None
+            raise type(error)(
+                f"schedule file {os.fspath(path)}: {error.strerror or error}"
+            ) from None
         except (zipfile.BadZipFile, ValueError, EOFError, AttributeError) as error:
             raise ValueError(
                 f"schedule file {os.fspath(path)}: not a readable npz ({error})"
