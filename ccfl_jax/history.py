@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ccfl_jax import tree
 from ccfl_jax.types import Params
@@ -24,10 +25,13 @@ def init(params: Params, history_length: int) -> History:
     """A history that holds x_0 and room for `history_length` models in all.
 
     Raises:
-        ValueError: if `history_length` is below 1.
+        ValueError: if `history_length` is not a whole number from 1 on.
     """
-    if history_length < 1:
-        raise ValueError(f"history_length: found {history_length}, legal: at least 1")
+    whole = isinstance(history_length, int | np.integer) and not isinstance(history_length, bool)
+    if not whole or history_length < 1:
+        raise ValueError(
+            f"history_length: found {history_length!r}, legal: a whole number from 1 on"
+        )
 
     def first(a: jax.Array) -> jax.Array:
         return jnp.zeros((history_length, *a.shape), a.dtype).at[0].set(a)

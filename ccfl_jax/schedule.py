@@ -4,11 +4,14 @@ Everything that makes a run client-centric is laid down in these arrays before t
 schedule can be drawn, saved, inspected and replayed under another server optimiser.
 """
 
+import hashlib
 import os
-import zipfile
 from typing import NamedTuple
 
 import numpy as np
+
+from ccfl_jax.folder import write_whole
+from ccfl_jax.npz import read_npz
 
 _FIELDS = {"client": np.int32, "staleness": np.int32, "work": np.int32, "present": np.bool_}
 # One generator each: changing the delays or the work must not move the cohorts.
@@ -48,37 +51,36 @@ class Schedule(NamedTuple):
     def save(self, path: str | os.PathLike) -> None:
         """Writes the arrays to `path` as npz, under exactly that name."""
         arrays = {name: a for name, a in self._asdict().items() if a is not None}
-        with open(path, "wb") as file:
-            np.savez_compressed(file, **arrays)
+        write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+
+    def digest(self) -> str:
+        """SHA-256 of who, how stale, how much work and whether present, as hexadecimal digits."""
+        total = hashlib.sha256(repr(np.shape(self.client)).encode())
+        for name, dtype in _FIELDS.items():
+            total.update(np.ascontiguousarray(getattr(self, name), dtype))
+        return total.hexdigest()
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Schedule":
         """Reads what `save` wrote; never unpickles.
 
+        The file is not trusted: each array's header is read before its numbers, and all arrays
+        together may unpack to 2^31 bytes.
+
         Raises:
             OSError: if there is no such file, or it cannot be read.
             ValueError: if it is not such a file, or its arrays do not fit together.
         """
+        place = f"schedule file {os.fspath(path)}"
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_npz(path, [*_FIELDS], ["time"])
+            Schedule(**arrays).check()
         except OSError as error:
-            raise type(error)(
-                f"schedule file {os.fspath(path)}: {error.strerror or error}"
-            ) from None
-        except (zipfile.BadZipFile, ValueError, EOFError, AttributeError) as error:
-            raise ValueError(
-                f"schedule file {os.fspath(path)}: not a readable npz ({error})"
-            ) from None
-        missing, unknown = _FIELDS.keys() - arrays, arrays.keys() - {*_FIELDS, "time"}
-        if missing or unknown:
-            raise ValueError(
-                f"schedule file {os.fspath(path)}: missing {sorted(missing)}, unknown "
-                f"{sorted(unknown)}, legal: {[*_FIELDS]} and optionally time"
-            )
-        schedule = Schedule(**arrays)
-        schedule.check()
-        return schedule
+            raise type(error)(f"{place}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        dtypes = {**_FIELDS, "time": np.float64}
+        return Schedule(**{name: a.astype(dtypes[name]) for name, a in arrays.items()})
 
     def check(self) -> None:
         """Refuses arrays that cannot be a schedule, whatever the data and the history.
@@ -100,8 +102,14 @@ class Schedule(NamedTuple):
                 raise ValueError(
                     f"{name}: found {array.min()} to {array.max()}, legal: 0 to {2**31 - 1}"
                 )
-        if self.time is not None and np.shape(self.time) != shape[:1]:
-            raise ValueError(f"time: found shape {np.shape(self.time)}, legal: {shape[:1]}")
+        if self.time is not None:
+            time = np.asarray(self.time)
+            if time.shape != shape[:1] or time.dtype.kind not in "fiu":
+                raise ValueError(
+                    f"time: found {time.dtype} {time.shape}, legal: numbers {shape[:1]}"
+                )
+            if not np.isfinite(time).all():
+                raise ValueError("time: found a number that is not finite, legal: finite ones")
 
     def stats(self, num_clients: int, steps: np.ndarray | None = None) -> dict[str, object]:
         r"""What the schedule asks for, over present slots with work.
@@ -187,7 +195,7 @@ def random_schedule(
     """
     _check_int("seed", seed, 0, 2**32 - 1)
     _check_int("num_rounds", num_rounds, 0)
-    _check_int("num_clients", num_clients, 1)
+    _check_int("num_clients", num_clients, 1, 2**31 - 1)
     _check_int("buffer_size", buffer_size, 1)
     _check_int("max_delay", max_delay, 0)
     _check_int("local_work", local_work, 1)

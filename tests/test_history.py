@@ -35,5 +35,5 @@ def test_keeps_dtypes_and_length():
 
 
 def test_length_below_one_is_refused():
-    with pytest.raises(ValueError, match="history_length: found 0, legal: at least 1"):
+    with pytest.raises(ValueError, match="history_length: found 0, legal: a whole number"):
         history.init(model(0), 0)

@@ -9,10 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "ccfl_jax"
 ROWS = {
+    "checks": 0,
     "types": 0,
+    "folder": 1,
     "tree": 1,
     "batches": 1,
     "layout": 1,
+    "npz": 1,
     "server": 2,
     "local": 2,
     "history": 2,
@@ -25,6 +28,7 @@ ROWS = {
     "stream": 3,
     "rounds": 4,
     "simulate": 5,
+    "checkpoints": 6,
     "record": 6,
     "trials": 6,
 }
