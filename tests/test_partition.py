@@ -223,22 +223,22 @@ GOOD = {"labels": np.arange(100) % 5, "num_clients": 4, "alpha": 0.5, "seed": 0}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"alpha": 0}, "alpha must be above 0, found 0"),
-        ({"alpha": -1.0}, "alpha must be above 0"),
-        ({"alpha": float("nan")}, "alpha must be a finite number, found nan"),
-        ({"alpha": float("inf")}, "alpha must be a finite number, found inf"),
-        ({"alpha": "1"}, "alpha must be a finite number, found '1'"),
-        ({"num_clients": 0}, "num_clients must be an integer of at least 1, found 0"),
-        ({"num_clients": 2.0}, "num_clients must be an integer"),
-        ({"min_size": -1}, "min_size must be an integer of at least 0, found -1"),
-        ({"by": "class"}, "by must be 'label' or 'client', found 'class'"),
-        ({"seed": -1}, "seed must be an integer in 0..4294967295, found -1"),
-        ({"seed": 2**32}, "seed must be an integer in 0..4294967295"),
+        ({"alpha": 0}, "alpha: found 0, legal: a number above 0"),
+        ({"alpha": -1.0}, "alpha: found -1.0, legal: a number above 0"),
+        ({"alpha": float("nan")}, "alpha: found nan, legal: a finite number"),
+        ({"alpha": float("inf")}, "alpha: found inf, legal: a finite number"),
+        ({"alpha": "1"}, "alpha: found '1', legal: a finite number"),
+        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 on"),
+        ({"num_clients": 2.0}, "num_clients: found 2.0, legal: a whole number"),
+        ({"min_size": -1}, "min_size: found -1, legal: a whole number from 0 on"),
+        ({"by": "class"}, "by: found 'class', legal: 'label', 'client'"),
+        ({"seed": -1}, "seed: found -1, legal: a whole number from 0 to 4294967295"),
+        ({"seed": 2**32}, "seed: found 4294967296, legal: a whole number"),
         ({"seed": None}, "found None"),
         ({"seed": True}, "found True"),
-        ({"labels": np.zeros(100)}, "labels must be a 1-D integer array, found shape (100,)"),
-        ({"labels": np.zeros((100, 1), int)}, "found shape (100, 1)"),
-        ({"labels": np.zeros(100, bool)}, "dtype bool"),
+        ({"labels": np.zeros(100)}, "labels: found float64 (100,), legal: a 1-D integer array"),
+        ({"labels": np.zeros((100, 1), int)}, "labels: found int64 (100, 1), legal"),
+        ({"labels": np.zeros(100, bool)}, "labels: found bool (100,), legal"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(change, message):
@@ -262,5 +262,5 @@ def test_natural_groups_by_client(ids):
 
 @pytest.mark.parametrize("ids", [np.zeros(0, int), np.array([0, -1]), np.array([0.0])])
 def test_natural_refuses_what_are_no_client_numbers(ids):
-    with pytest.raises(ValueError, match="client_ids must be"):
+    with pytest.raises(ValueError, match="client_ids: found .*, legal: "):
         fd.partition_natural(ids)

@@ -54,10 +54,10 @@ NOISE = np.random.default_rng(0).integers(0, 256, (60, 60))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "starts with the bytes ''"),
-        (GOOD[:3], "starts with the bytes '00 00 08'"),
-        (b"\x01" + GOOD[1:], "starts with the bytes '01 00 08 02'"),
-        (GOOD[:2] + b"\x0d" + GOOD[3:], "'00 00 0d 02'; legal: '00 00 08'"),
+        (b"", "found the first bytes ''"),
+        (GOOD[:3], "found the first bytes '00 00 08'"),
+        (b"\x01" + GOOD[1:], "found the first bytes '01 00 08 02'"),
+        (GOOD[:2] + b"\x0d" + GOOD[3:], "'00 00 0d 02', legal: '00 00 08'"),
         (GOOD[:3] + b"\x00" + GOOD[4:], "1 to 8 dimensions"),
         (GOOD[:9], "ends within the header of 2 dimensions"),
         (GOOD[:-1], "has 19 items, its shape (4, 5) needs 20"),
@@ -88,12 +88,27 @@ def test_a_header_that_claims_too_much_allocates_nothing(tmp_path, compressed):
     path.write_bytes(gzip.compress(content, mtime=0) if compressed else content)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=f"has 5 items.*needs {2**40}"):
+        expected = f"legal: up to {2**30} items" if compressed else f"has 5 items.*needs {2**40}"
+        with pytest.raises(ValueError, match=expected):
             fd.read_idx(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 16 * 2**20
+
+
+def test_no_more_is_unpacked_than_the_header_says(tmp_path):
+    path = tmp_path / "bomb"
+    path.write_bytes(gzip.compress(GOOD + bytes(50_000_000), mtime=0))
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="bomb: has bytes after the 20 items"):
+            fd.read_idx(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 2**20
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -121,10 +136,18 @@ def test_fashion_mnist_files_missing_from_the_given_folder(tmp_path):
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("train-labels-idx1-ubyte", np.zeros(11), "has 12 images, .* has labels of shape .11.$"),
-        ("t10k-labels-idx1-ubyte", np.zeros((4, 1)), "has 4 images, .* labels of shape .4, 1.$"),
-        ("t10k-images-idx3-ubyte", np.zeros((4, 28, 27)), r"shape \(4, 28, 27\); legal"),
-        ("train-labels-idx1-ubyte", np.arange(12), "label 10 occurs 1 times; legal: 0..9"),
+        ("train-labels-idx1-ubyte", np.zeros(11), "found labels of shape .11., legal: .12., one "),
+        (
+            "t10k-labels-idx1-ubyte",
+            np.zeros((4, 1)),
+            "found labels of shape .4, 1., legal: .4., one ",
+        ),
+        ("t10k-images-idx3-ubyte", np.zeros((4, 28, 27)), r"found shape \(4, 28, 27\), legal"),
+        (
+            "train-labels-idx1-ubyte",
+            np.arange(12),
+            "label 10 \\(1 times; 1 other .*\\), legal: 0 to 9",
+        ),
     ],
 )
 def test_fashion_mnist_files_that_do_not_fit_are_refused(tmp_path, name, array, message):
@@ -267,10 +290,10 @@ def test_load_dataset_gives_the_default_synthetic():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_clients": 0}, "num_clients must be an integer of at least 1, found 0"),
-        ({"alpha": -0.5}, "alpha must be at least 0, found -0.5"),
-        ({"beta": float("nan")}, "beta must be a finite number, found nan"),
-        ({"seed": -3}, "seed must be an integer in 0..4294967295, found -3"),
+        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 on"),
+        ({"alpha": -0.5}, "alpha: found -0.5, legal: a number from 0 on"),
+        ({"beta": float("nan")}, "beta: found nan, legal: a finite number"),
+        ({"seed": -3}, "seed: found -3, legal: a whole number from 0 to 4294967295"),
     ],
 )
 def test_synthetic_refuses_bad_arguments(arguments, message):

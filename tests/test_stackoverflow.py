@@ -433,7 +433,7 @@ def test_a_compressed_file_is_decompressed_once(tmp_path, monkeypatch, suffix):
     (kept,) = (tmp_path / "packed" / "cache").iterdir()
     assert kept.name.startswith("stackoverflow-") and kept.suffix == ".sqlite"
     with monkeypatch.context() as patch:
-        patch.setattr(lzma, "open", None)
+        patch.setattr(sqlite, "_unpacked", None)
         equal(load(tmp_path / "packed"), expected)
     # Another file under the name is not taken for the first.
     other = write(tmp_path / "other", ROWS[:3], name="stackoverflow")
@@ -514,10 +514,115 @@ def test_a_bomb_writes_no_more_than_its_header_says(tmp_path, monkeypatch):
     assert not list((tmp_path / "cache").iterdir())
 
 
+@pytest.mark.parametrize("suffix", [".xz", ".lzma"])
+def test_a_header_that_claims_too_much_for_its_file_is_refused_at_once(tmp_path, suffix):
+    """64 MiB and a page, of a file of a few hundred bytes that holds nothing like it."""
+    path = write(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[28:32] = ((1 << 14) + 1).to_bytes(4, "big")
+    path.write_bytes(content)
+    source = packed(path, suffix)
+    message = refused(ValueError, "found a header of 67112960 bytes, legal: 67108864", tmp_path)
+    assert message.startswith(f"{source}: ")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_decoder_is_not_given_the_memory_that_a_file_asks_for(tmp_path):
+    source = packed(write(tmp_path), ".lzma")
+    content = bytearray(source.read_bytes())
+    content[1:5] = (1 << 30).to_bytes(4, "little")  # its dictionary
+    source.write_bytes(content)
+    refused(ValueError, "Memory usage limit exceeded", tmp_path)
+
+
+def test_several_streams_are_one_file_and_nothing_may_follow_them(tmp_path):
+    expected = load(write(tmp_path / "plain").parent)
+    path = write(tmp_path / "a")
+    content = path.read_bytes()
+    path.unlink()
+    source = path.with_name(path.name + ".xz")
+    streams = lzma.compress(content[:70]) + bytes(4 << 18) + lzma.compress(content[70:])
+    source.write_bytes(streams)
+    equal(load(tmp_path / "a"), expected)
+    source.write_bytes(streams + b"and more than that")
+    refused(ValueError, "format not supported", tmp_path / "a")
+
+
+def endless(path, table, depth=6, width=100):
+    """Makes `width` to the power of `depth` rows of a table's: pages whose children are one page.
+
+    An interior page of a table: the kind 5, its number of cells, the last child; a cell is the
+    child's number and a key, here 1.
+    """
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+        (pages,) = db.execute("PRAGMA page_count").fetchone()
+        (root,) = db.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)
+        ).fetchone()
+        db.execute("PRAGMA writable_schema = ON")
+        query = "UPDATE sqlite_master SET rootpage = ? WHERE name = ?"
+        db.execute(query, (pages + depth, table))
+    content = bytearray(path.read_bytes())
+    content[28:32] = (pages + depth).to_bytes(4, "big")
+    child = root
+    for number in range(pages + 1, pages + depth + 1):
+        cell = child.to_bytes(4, "big") + b"\x01"
+        start = size - width * len(cell)
+        head = b"\x05\0\0" + width.to_bytes(2, "big") + start.to_bytes(2, "big") + b"\0"
+        places = b"".join((start + k * 5).to_bytes(2, "big") for k in range(width))
+        page = (head + child.to_bytes(4, "big") + places).ljust(start, b"\0") + cell * width
+        content += page
+        child = number
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("table", ["client_metadata", "examples"])
+def test_rows_without_end_are_given_up(tmp_path, table):
+    path = write(tmp_path)
+    endless(path, table)
+    text = refused(ValueError, "found no end of rows, legal: as many as its size", tmp_path)
+    assert text.startswith(f"{path}: ")
+
+
+def test_what_the_schema_says_is_a_table_is_none(tmp_path):
+    path = write(tmp_path, index=None)
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA writable_schema = ON")
+        columns = "split_name, client_id, serialized_example_proto"
+        virtual = f"CREATE VIRTUAL TABLE examples USING fts4({columns})"
+        db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'examples'", (virtual,))
+    refused(ValueError, "has no table examples", tmp_path)
+
+
+def test_a_message_quotes_no_more_than_a_little_of_a_file(tmp_path):
+    path = write(tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE client_metadata SET client_id = ?", ("a" * 1_000_000,))
+    assert len(refused(ValueError, "has two rows of 'aaa", tmp_path)) < 500
+
+
+def test_a_message_writes_nothing_to_a_terminal(tmp_path):
+    path = write(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"of_client", b"o\x1b[2J\nclt"))
+    assert "malformed database schema (o\\x1b[2J\\nclt)" in refused(ValueError, "", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
         ("DROP TABLE client_metadata", "has no table client_metadata"),
+        (
+            "ALTER TABLE examples RENAME COLUMN serialized_example_proto TO proto; "
+            "ALTER TABLE examples ADD COLUMN serialized_example_proto AS (zeroblob(9)) VIRTUAL",
+            "its table examples has no column serialized_example_proto",
+        ),
+        (
+            "UPDATE client_metadata SET num_examples = 3000 WHERE split_name = 'test'",
+            "says 6000 examples in the split test, legal: 1 to 1365, for which the file has room",
+        ),
+        ("UPDATE client_metadata SET client_id = CAST(x'0a62ff' AS TEXT)", "decode to UTF-8"),
+        ("UPDATE client_metadata SET client_id = client_id || x'0a'", "lacks '10' of the split tr"),
         ("ALTER TABLE examples RENAME TO other", "has no table examples"),
         (
             "ALTER TABLE examples RENAME COLUMN serialized_example_proto TO proto",
@@ -547,7 +652,7 @@ def test_a_bomb_writes_no_more_than_its_header_says(tmp_path, monkeypatch):
         ),
         ("DELETE FROM client_metadata WHERE client_id = '8'", "lacks '8' of the split train"),
         ("DELETE FROM examples WHERE client_id = '10'", "'10' of the split train has 0 examples"),
-        ("UPDATE examples SET serialized_example_proto = 'text'", "of the type str; legal: a blob"),
+        ("UPDATE examples SET serialized_example_proto = 'text'", "of the type str, legal: a blob"),
         ("UPDATE examples SET serialized_example_proto = NULL", "of the type NoneType"),
         (
             "UPDATE examples SET serialized_example_proto = x'0a05'",
@@ -612,11 +717,11 @@ def test_a_path_may_hold_any_characters(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "has 0 words; vocabulary asks for 5"),
-        (b"a 2\nb 1\n", "has 2 words; vocabulary asks for 5"),
-        (b"a 2\nb\nc 1\n", "line 2 is b'b\\n'; legal: a new word and a count"),
-        (b"a 2\nb 3\n", "line 2 is b'b 3\\n'"),
-        (b"a 2\na 2\n", "line 2 is b'a 2\\n'"),
+        (b"", "found 0 words, legal: vocabulary, 5, or more"),
+        (b"a 2\nb 1\n", "found 2 words, legal: vocabulary, 5, or more"),
+        (b"a 2\nb\nc 1\n", "b'b\\n' in line 2, legal: a new word and a"),
+        (b"a 2\nb 3\n", "found b'b 3\\n' in line 2"),
+        (b"a 2\na 2\n", "found b'a 2\\n' in line 2"),
         (b"a 2\nb -1\n", "line 2"),
         (b"a two\n", "line 1"),
         (b"a 1 2\n", "line 1"),
@@ -636,7 +741,7 @@ def test_damaged_word_files_are_refused(tmp_path, content, message):
     [
         (b"", "Expecting value"),
         (b'{"a": 1, "b": 2, "c"', "Expecting"),
-        (b'{"a": 1, "b": 2}', "has 2 tags; num_tags asks for 3"),
+        (b'{"a": 1, "b": 2}', "found 2 tags, legal: num_tags, 3, or more"),
         (b"[1, 2, 3]", "is no JSON object of whole numbers"),
         (b'{"a": 1, "b": 2.5, "c": 1}', "whole numbers"),
         (b'{"a": 1, "b": true, "c": 1}', "whole numbers"),
@@ -654,7 +759,7 @@ def test_damaged_tag_files_are_refused(tmp_path, content, message):
 def test_a_huge_tag_file_is_not_read(tmp_path, monkeypatch):
     write(tmp_path)
     monkeypatch.setattr(stackoverflow, "_LARGEST_JSON", 10)
-    refused(ValueError, "bytes; legal: up to 10", tmp_path)
+    refused(ValueError, "bytes, legal: up to 10", tmp_path)
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path):
@@ -680,20 +785,23 @@ def test_missing_files_are_named_and_the_release_s_names_are_known(tmp_path, mis
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_clients": 0}, "num_clients must be an integer of at least 1, found 0"),
-        ({"max_examples": 0}, "max_examples must be"),
-        ({"min_examples": 0}, "min_examples must be"),
-        ({"max_test": 0}, "max_test must be"),
-        ({"vocabulary": 2.0}, "vocabulary must be"),
-        ({"num_tags": None}, "num_tags must be"),
-        ({"max_words": True}, "max_words must be"),
-        ({"seed": -1}, "seed must be"),
+        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 on"),
+        ({"max_examples": 0}, "max_examples: found 0, legal"),
+        ({"min_examples": 0}, "min_examples: found 0, legal"),
+        ({"max_test": 0}, "max_test: found 0, legal"),
+        ({"vocabulary": 2.0}, "vocabulary: found 2.0, legal"),
+        ({"num_tags": None}, "num_tags: found None, legal"),
+        ({"max_words": True}, "max_words: found True, legal"),
+        ({"seed": -1}, "seed: found -1, legal"),
         (
             {"num_clients": 4},
-            "has 3 clients with 1 training examples or more, and 0 with fewer; num",
+            "found 3 clients with 1 training examples or more, and 0 with fewer, legal",
         ),
-        ({"num_clients": 2, "min_examples": 3}, "has 1 clients with 3 training examples or more, "),
-        ({"min_examples": 4}, "and 3 with fewer; num_clients asks for all"),
+        (
+            {"num_clients": 2, "min_examples": 3},
+            "found 1 clients with 3 training examples or more, ",
+        ),
+        ({"min_examples": 4}, "and 3 with fewer, legal: num_clients, 1, or more"),
     ],
 )
 def test_bad_arguments_are_refused(tmp_path, change, message):

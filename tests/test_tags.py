@@ -117,8 +117,8 @@ def test_number_of_parameters():
 def test_what_the_model_refuses():
     key, ids = jax.random.key(0), jnp.zeros((1, 2), jnp.int32)
     for model, x, message in (
-        (TagLogistic(0, 3), ids, "must be 1 or more"),
-        (TagLogistic(3, 0), ids, "must be 1 or more"),
+        (TagLogistic(0, 3), ids, "vocabulary_size, num_tags .*, legal: each from 1 on"),
+        (TagLogistic(3, 0), ids, "vocabulary_size, num_tags .*, legal: each from 1 on"),
         (TagLogistic(3, 3), jnp.zeros((1, 2)), "float32"),
         (TagLogistic(3, 3), jnp.zeros((), jnp.int32), r"\(\)"),
     ):

@@ -1,6 +1,7 @@
 """The TFDS reader, on small data sets in TFDS's own format on disk."""
 
 import io
+import shutil
 import socket
 import subprocess
 import sys
@@ -221,7 +222,7 @@ def test_a_download_that_fails_says_which_files_go_where(tmp_path):
 @needs_tfds
 @pytest.mark.parametrize("name", ["ccfl_nothing", "Bad Name", "fashion_mnist:9.9.9", ""])
 def test_unknown_names_are_refused_in_one_line(tmp_path, name):
-    with pytest.raises(ValueError, match=r"^TFDS has no data set [^\n]*$"):
+    with pytest.raises(ValueError, match=r"^TFDS [^\n]*: found no data set in [^\n]*$"):
         fd.load_tfds(name, tmp_path)
 
 
@@ -251,9 +252,11 @@ def test_damaged_files_are_refused(folder, damage):
     ("old", "new", "error", "message"),
     [
         ('"array_record"', '"tfrecord"', OSError, "not readable as array_record"),
-        ('"name": "test"', '"name": "held"', ValueError, r"splits train and test, has \['train', "),
+        ('"name": "test"', '"name": "held"', ValueError, r"the splits \['train', .*, legal: with"),
         ('"7"', '"9"', OSError, "split train in .* is not readable"),
-        ("{", "", ValueError, "TFDS has no data set 'ccfl_tiny' that it can open"),
+        ('"{DATASET}-', '"../{DATASET}-', OSError, "found .*, legal: files of its folder"),
+        ('"{DATASET}-', '"/etc/{DATASET}-', OSError, "found /etc/ccfl_tiny.*, legal: files of its"),
+        ("{", "", ValueError, "TFDS 'ccfl_tiny': found no data set in .*, legal: a name"),
     ],
 )
 def test_descriptions_that_do_not_fit_are_refused(folder, old, new, error, message):
@@ -264,22 +267,34 @@ def test_descriptions_that_do_not_fit_are_refused(folder, old, new, error, messa
 
 
 @needs_tfds
-def test_labels_beyond_the_described_classes_are_refused(folder):
-    path = folder / "ccfl_tiny/1.0.0/features.json"
-    path.write_text(path.read_text().replace('"numClasses": "3"', '"numClasses": "2"'))
+def test_samples_that_are_not_as_described_are_refused(folder):
+    changes = (
+        ("features.json", '"numClasses": "3"', '"numClasses": "2"'),
+        ("dataset_info.json", '"featureKey": "label"', '"featureKey": "x"'),
+    )
+    folders = []
+    for number, (file, old, new) in enumerate(changes):
+        folders.append(shutil.copytree(folder / "ccfl_tiny", folder / str(number) / "ccfl_tiny"))
+        path = folders[-1] / "1.0.0" / file
+        path.write_text(path.read_text().replace(old, new))
     script = """
         import sys
         from ccfl_jax.data import load_tfds
 
-        try:
-            load_tfds("ccfl_tiny", sys.argv[1])
-        except ValueError as error:
-            assert "label 2 occurs 2 times; legal: 0..1" in str(error), error
-        else:
-            raise SystemExit("accepted")
+        messages = (
+            "found label 2 (2 times), legal: 0 to 1",
+            "found the features ['image', 'label'], legal: with ('image', 'x')",
+        )
+        for folder, message in zip(sys.argv[1:], messages, strict=True):
+            try:
+                load_tfds("ccfl_tiny", folder)
+            except ValueError as error:
+                assert message in str(error), error
+            else:
+                raise SystemExit("accepted")
     """
-    # In a new process the files, not the builder's code, say how many classes there are.
-    run_python(script, str(folder))
+    # In a new process the files, not the builder's code, describe the samples.
+    run_python(script, *(str(path.parent) for path in folders))
 
 
 def write_cifar(folder, name):

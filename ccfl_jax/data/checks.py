@@ -15,28 +15,26 @@ def is_integer(value: Any) -> bool:
 def check_count(name: str, value: Any, minimum: int) -> None:
     """Raises ValueError unless `value` is an integer of at least `minimum`."""
     if not is_integer(value) or value < minimum:
-        raise ValueError(f"{name} must be an integer of at least {minimum}, found {value!r}")
+        raise ValueError(f"{name}: found {value!r}, legal: a whole number from {minimum} on")
 
 
 def check_seed(seed: Any) -> None:
     """Raises ValueError unless `seed` is an integer in 0..2**32-1."""
     if not is_integer(seed) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be an integer in 0..{2**32 - 1}, found {seed!r}")
+        raise ValueError(f"seed: found {seed!r}, legal: a whole number from 0 to {2**32 - 1}")
 
 
 def check_finite(name: str, value: Any) -> None:
     """Raises ValueError unless `value` is one finite real number; a bool is not."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, found {value!r}")
+        raise ValueError(f"{name}: found {value!r}, legal: a finite number")
 
 
 def integer_vector(name: str, values: Any) -> np.ndarray:
     """Returns `values` as a NumPy array [N]; ValueError unless 1-D and of an integer dtype."""
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name} must be a 1-D integer array, found shape {array.shape} and dtype {array.dtype}"
-        )
+        raise ValueError(f"{name}: found {array.dtype} {array.shape}, legal: a 1-D integer array")
     return array
 
 
@@ -56,8 +54,8 @@ def check_labels(labels: np.ndarray, num_classes: int, name: str) -> None:
     array = integer_vector(f"labels of {name}", labels)
     illegal, counts = np.unique(array[(array < 0) | (array >= num_classes)], return_counts=True)
     if illegal.size:
-        others = f" ({illegal.size - 1} other values are illegal too)" if illegal.size > 1 else ""
+        others = f"; {illegal.size - 1} other values are illegal too" if illegal.size > 1 else ""
         raise ValueError(
-            f"labels of {name}: label {illegal[0]} occurs {counts[0]} times; "
-            f"legal: 0..{num_classes - 1}{others}"
+            f"labels of {name}: found label {illegal[0]} ({counts[0]} times{others}), "
+            f"legal: 0 to {num_classes - 1}"
         )

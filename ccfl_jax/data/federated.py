@@ -46,9 +46,9 @@ class FederatedData:
 
         Raises:
             ValueError: there is no array, client or row; the arrays differ in N or hold something
-                other than numbers; an integer does not fit in 32 bits; a list of rows is not 1-D
-                or not of integers; a row is outside 0..N-1; all clients together have 2**31 rows
-                or more.
+                other than numbers; a 64-bit number does not fit in 32 bits; a list of rows is not
+                1-D or not of integers; a row is outside 0..N-1; all clients together have 2**31
+                rows or more.
         """
         num_rows = _check_arrays(arrays)
         flat, sizes = _flatten(indices, num_rows)
@@ -91,9 +91,7 @@ class FederatedData:
         if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
             place = np.flatnonzero((indices < 0) | (indices >= num_rows))[0]
             client = np.searchsorted(wide[1:], place, side="right")
-            raise ValueError(
-                f"indices of client {client}: row {indices[place]}; legal: 0..{num_rows - 1}"
-            )
+            raise ValueError(_no_row(client, indices[place], num_rows))
         return cls(
             arrays=dict(arrays),
             indices=indices.astype(np.int32, copy=False),
@@ -117,12 +115,12 @@ class FederatedData:
             `jax_enable_x64` is set.
 
         Raises:
-            ValueError: a client that does not exist, fewer `rows` than the clients have, or an
-                integer that does not fit in 32 bits.
+            ValueError: a client that does not exist, fewer `rows` than the clients have, or a
+                number that does not fit in 32 bits.
         """
         kept = np.unique(integer_vector("clients", clients))
         if kept.size and not 0 <= kept[0] <= kept[-1] < len(self):
-            raise ValueError(f"clients: found {kept[0]} to {kept[-1]}, legal: 0..{len(self) - 1}")
+            raise ValueError(f"clients: found {kept[0]} to {kept[-1]}, legal: 0 to {len(self) - 1}")
         offsets = np.asarray(self.offsets)
         starts, sizes = offsets[kept], np.zeros(len(self), np.int64)
         sizes[kept] = offsets[kept + 1] - starts
@@ -160,7 +158,9 @@ class FederatedData:
             IndexError: `i` is not an integer in 0..clients-1; a negative one does not wrap around.
         """
         if not is_integer(i) or not 0 <= i < len(self):
-            raise IndexError(f"client must be an integer in 0..{len(self) - 1}, found {i!r}")
+            raise IndexError(
+                f"client: found {i!r}, legal: a whole number from 0 to {len(self) - 1}"
+            )
         start, stop = np.asarray(self.offsets)[i : i + 2]
         rows = np.asarray(self.indices)[start:stop]
         return {name: np.asarray(array)[rows] for name, array in self.arrays.items()}
@@ -180,38 +180,44 @@ def _check_arrays(arrays: dict[str, np.ndarray | jax.Array]) -> int:
     """Returns the number of rows N that all arrays share, or raises ValueError."""
     if not isinstance(arrays, dict) or not arrays:
         found = "an empty one" if isinstance(arrays, dict) else type(arrays).__name__
-        raise ValueError(f"arrays must be a dict of at least one array, found {found}")
+        raise ValueError(f"arrays: found {found}, legal: a dict of at least one array")
     shapes = {name: np.shape(array) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not shapes[name]:
-            raise ValueError(f"array {name!r} must have a leading sample axis, found a scalar")
-        _check_dtype(name, array)
+            raise ValueError(f"array {name!r}: found a scalar, legal: a leading sample axis")
+        check_dtype(name, array)
     lengths = {name: shape[0] for name, shape in shapes.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"arrays must have one leading length, found {lengths}")
+        raise ValueError(f"arrays: found leading lengths {lengths}, legal: one length")
     num_rows = next(iter(lengths.values()))
     if not 1 <= num_rows < 2**31:
-        raise ValueError(f"arrays must have 1..{2**31 - 1} rows, found {num_rows}")
+        raise ValueError(f"arrays: found {num_rows} rows, legal: 1 to {2**31 - 1}")
     return num_rows
 
 
-def _check_dtype(name: str, array: np.ndarray | jax.Array) -> None:
+def check_dtype(name: str, array: np.ndarray | jax.Array) -> None:
     """Raises ValueError unless JAX can hold the array's numbers."""
     if isinstance(array, jax.Array):
         return
     on_disk = isinstance(array, np.memmap)
     array = np.asarray(array)
-    if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
-        raise ValueError(f"array {name!r} must hold numbers or bools, found dtype {array.dtype}")
+    numbers = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.char not in "gG"
+    if not (numbers or array.dtype == np.bool_):  # "g", "G": longer than 64 bits
+        raise ValueError(
+            f"array {name!r}: found dtype {array.dtype}, legal: bools or numbers of up to 64 bits"
+        )
     held = jax.dtypes.canonicalize_dtype(array.dtype)
     # What is on disk is judged when its rows are read.
-    if on_disk or array.dtype.kind not in "iu" or held == array.dtype or not array.size:
+    if on_disk or array.dtype.kind not in "iuf" or held == array.dtype or not array.size:
         return
-    lowest, highest = array.min(), array.max()
-    if lowest < np.iinfo(held).min or highest > np.iinfo(held).max:
+    floats = array.dtype.kind == "f"
+    bounds = np.finfo(held) if floats else np.iinfo(held)
+    counted = {"where": np.isfinite(array), "initial": 0.0} if floats else {}
+    lowest, highest = array.min(**counted), array.max(**counted)
+    if lowest < bounds.min or highest > bounds.max:
         raise ValueError(
-            f"array {name!r} has values {lowest}..{highest}; legal: those of {held} "
-            "(or set jax_enable_x64)"
+            f"array {name!r}: found values {lowest} to {highest}, legal: those of {held} "
+            "(or jax_enable_x64)"
         )
 
 
@@ -219,17 +225,17 @@ def _flatten(indices: Sequence, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns all row numbers in one array, and the clients' sizes, or raises ValueError."""
     lists = [np.asarray(rows) for rows in indices]
     if not lists:
-        raise ValueError("indices must hold at least one client, found none")
+        raise ValueError("indices: found no client, legal: at least one")
     for client, rows in enumerate(lists):
         # An empty Python list becomes a float array, and holds no float.
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
             raise ValueError(
-                f"indices of client {client} must be a 1-D integer array, "
-                f"found shape {rows.shape} and dtype {rows.dtype}"
+                f"indices of client {client}: found {rows.dtype} {rows.shape}, legal: a 1-D "
+                "integer array"
             )
     sizes = np.array([rows.size for rows in lists], np.int64)
     if sizes.sum() >= 2**31:
-        raise ValueError(f"all clients together must have fewer than 2**31 rows: {sizes.sum()}")
+        raise ValueError(f"indices: found {sizes.sum()} rows of all clients, legal: under 2**31")
     # int64 for every list: NumPy would merge int64 and uint64 into floats.
     flat = np.concatenate(lists, dtype=np.int64, casting="unsafe")
     illegal = np.flatnonzero((flat < 0) | (flat >= num_rows))
@@ -237,5 +243,9 @@ def _flatten(indices: Sequence, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
         ends = np.cumsum(sizes)
         client = int(np.searchsorted(ends, illegal[0], side="right"))
         value = lists[client][illegal[0] - (ends[client] - sizes[client])]
-        raise ValueError(f"indices of client {client}: row {value}; legal: 0..{num_rows - 1}")
+        raise ValueError(_no_row(client, value, num_rows))
     return flat, sizes
+
+
+def _no_row(client: int, row: int, num_rows: int) -> str:
+    return f"indices of client {client}: found row {row}, legal: 0 to {num_rows - 1}"

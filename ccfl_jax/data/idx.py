@@ -10,6 +10,7 @@ import numpy as np
 
 _UINT8 = 0x08
 _CHUNK = 1 << 20
+_LARGEST = 1 << 30  # EMNIST ByClass, the largest of the published ones, has 547 million items
 
 
 def read_idx(path: str | Path) -> np.ndarray:
@@ -18,13 +19,17 @@ def read_idx(path: str | Path) -> np.ndarray:
     The format: two zero bytes, a type code (0x08: uint8), the number of dimensions, then each
     dimension as a big-endian 32-bit number, then the items in row-major order.
 
+    The header is not trusted: memory is taken as items are read, and never for more of them than it
+    says. A plain file takes no more than it has bytes; of a compressed one, which may be a
+    thousandth of what it holds, the header may say up to 2^30 items.
+
     Returns:
         uint8 array of the file's shape.
 
     Raises:
         FileNotFoundError, OSError: the file cannot be opened.
-        ValueError: it is not such a file, is cut short, has bytes after its last item, or has no
-            items. The message names the file.
+        ValueError: it is not such a file, is cut short, has bytes after its last item, has no
+            items, or too many for a compressed one. The message names the file.
     """
     path = Path(path)
     with path.open("rb") as raw:
@@ -32,16 +37,16 @@ def read_idx(path: str | Path) -> np.ndarray:
         raw.seek(0)
         with gzip.GzipFile(fileobj=raw) if compressed else raw as file:
             try:
-                return _parse(file)
+                return _parse(file, _LARGEST if compressed else None)
             except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise ValueError(f"{path}: {error}") from error
 
 
-def _parse(file: BinaryIO) -> np.ndarray:
+def _parse(file: BinaryIO, most: int | None) -> np.ndarray:
     head = _read(file, 4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] != _UINT8 or not 1 <= head[3] <= 8:
         raise ValueError(
-            f"starts with the bytes '{head.hex(' ')}'; legal: '00 00 08' and 1 to 8 dimensions"
+            f"found the first bytes '{head.hex(' ')}', legal: '00 00 08' and 1 to 8 dimensions"
         )
     sizes = _read(file, 4 * head[3])
     if len(sizes) < 4 * head[3]:
@@ -50,6 +55,11 @@ def _parse(file: BinaryIO) -> np.ndarray:
     expected = math.prod(shape)
     if not expected:
         raise ValueError(f"has no items, its shape is {shape}")
+    if most is not None and expected > most:
+        raise ValueError(
+            f"found the shape {shape}, legal: up to {most} items in a compressed file (unpack a "
+            "larger one first)"
+        )
     items = _read(file, expected)
     if len(items) < expected:
         raise ValueError(f"has {len(items)} items, its shape {shape} needs {expected}")

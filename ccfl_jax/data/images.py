@@ -80,7 +80,7 @@ def crop_and_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
     """
     check_count("padding", padding, 0)
     if x.ndim != 4:
-        raise ValueError(f"images must have the shape [B, h, w, channels], found {x.shape}")
+        raise ValueError(f"images: found shape {x.shape}, legal: [B, h, w, channels]")
     places = 2 * padding + 1
     # One draw an image, and not one for each of row, column and mirror.
     view = jax.random.randint(key, x.shape[:1], 0, 2 * places**2)

@@ -44,12 +44,13 @@ def partition_natural(client_ids: np.ndarray) -> list[np.ndarray]:
         One ascending array int64 per client.
 
     Raises:
-        ValueError: `client_ids` is empty, has a negative value, or is not a 1-D integer array.
+        ValueError: `client_ids` is empty, is not a 1-D integer array, or has a value outside
+            0..2**31-1, where a schedule has its clients.
     """
     client_ids = integer_vector("client_ids", client_ids)
-    if not client_ids.size or client_ids.min() < 0:
-        found = f"lowest {client_ids.min()}" if client_ids.size else "none"
-        raise ValueError(f"client_ids must be at least one number from 0 up, found {found}")
+    if not client_ids.size or not 0 <= client_ids.min() <= client_ids.max() < 2**31:
+        found = f"{client_ids.min()} to {client_ids.max()}" if client_ids.size else "none"
+        raise ValueError(f"client_ids: found {found}, legal: at least one, 0 to {2**31 - 1}")
     return _group(client_ids, int(client_ids.max()) + 1)
 
 
@@ -107,13 +108,13 @@ def partition_dirichlet(
     check_finite("alpha", alpha)
     check_seed(seed)
     if alpha <= 0:
-        raise ValueError(f"alpha must be above 0, found {alpha!r}")
+        raise ValueError(f"alpha: found {alpha!r}, legal: a number above 0")
     if by not in ("label", "client"):
-        raise ValueError(f"by must be 'label' or 'client', found {by!r}")
+        raise ValueError(f"by: found {by!r}, legal: 'label', 'client'")
     if num_clients * min_size > labels.size:
         raise ValueError(
-            f"{num_clients} clients of at least {min_size} samples: "
-            f"need {num_clients * min_size}, have {labels.size}"
+            f"num_clients: found {num_clients} of at least {min_size} samples (need "
+            f"{num_clients * min_size}, have {labels.size}), legal: up to {labels.size // min_size}"
         )
     alpha = float(alpha)
     rng = np.random.default_rng([seed, _STREAM])

@@ -71,7 +71,7 @@ def load_dataset(
         if data_dir is None:
             raise ValueError("data_dir: found none, legal: the folder of the Stack Overflow files")
         return load_stackoverflow(data_dir)[:2]
-    raise ValueError(f"unknown data set {name!r}; legal: {', '.join(NUM_CLASSES)}")
+    raise ValueError(f"data set: found {name!r}, legal: {', '.join(NUM_CLASSES)}")
 
 
 def _digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -114,11 +114,11 @@ def _find(folder: Path, name: str) -> Path | None:
 def _read_pair(images_path: Path, labels_path: Path) -> dict[str, np.ndarray]:
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.shape[1:] != (28, 28):
-        raise ValueError(f"{images_path}: shape {images.shape}; legal: [N, 28, 28]")
+        raise ValueError(f"{images_path}: found shape {images.shape}, legal: [N, 28, 28]")
     if labels.shape != images.shape[:1]:
         raise ValueError(
-            f"{images_path} has {images.shape[0]} images, "
-            f"{labels_path} has labels of shape {list(labels.shape)}"
+            f"{labels_path}: found labels of shape {list(labels.shape)}, legal: "
+            f"[{images.shape[0]}], one for each image of {images_path}"
         )
     check_labels(labels, NUM_CLASSES["fashion_mnist"], str(labels_path))
     return {"x": images[..., None], "y": labels.astype(np.int32)}

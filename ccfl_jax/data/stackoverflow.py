@@ -5,13 +5,14 @@ import sqlite3
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import NamedTuple
 
 import numpy as np
 
 from ccfl_jax.data.checks import check_count, check_seed
 from ccfl_jax.data.protos import decode_example
-from ccfl_jax.data.sqlite import decompressed, open_database
+from ccfl_jax.data.sqlite import decompressed, file_size, open_database
 
 # Names this module's draws, so that no other part of a run with the same seed shares them.
 _STREAM = 0x534F5441
@@ -35,7 +36,8 @@ _OF_ALL = (
 _FEATURES = ("title", "tokens", "tags")
 _LARGEST_ROW = 1 << 22
 _LARGEST_LINE = 1 << 10
-_LARGEST_JSON = 1 << 26
+_LARGEST_JSON = 1 << 24
+_SMALLEST_ROW = 12  # bytes of an example in the file: numbers that frame it, its split's name
 _PADDING, _UNKNOWN = -1, -2
 
 
@@ -99,8 +101,12 @@ def load_stackoverflow(
     decompressed once, in pieces, into `cache_dir`; later calls find it there, as long as the path,
     size and time of the file are the same.
 
-    The files are not trusted: the database is opened read-only, its header and tables are checked
-    first, and rows, lines and JSON have a largest size.
+    The files are not trusted. The database is opened read-only; its header, its tables and the type
+    of every value are checked, and SQLite's steps and the examples that `client_metadata` claims
+    are bounded by its size. What a compressed one unpacks to is bounded by the room in `cache_dir`,
+    and by 100 times its packed size or 64 MiB, whichever is more; texts, such as the release's 30
+    GB, pack to a tenth and not to a hundredth. A row may have 4 MiB, a line of the word file 1 KiB,
+    the tag file 16 MiB.
 
     Args:
         data_dir: folder of the three files.
@@ -177,19 +183,21 @@ def _word_ids(path: Path, vocabulary: int) -> dict[bytes, int]:
             legal = count.isdigit() and (last is None or int(count) <= last)
             if not legal or word in ids:
                 raise ValueError(
-                    f"{path}: line {len(ids) + 1} is {line[:40]!r}; legal: a new word and a count "
-                    "not above the one before"
+                    f"{path}: found {line[:40]!r} in line {len(ids) + 1}, legal: a new word and a "
+                    "count not above the one before"
                 )
             ids[word], last = len(ids), int(count)
     if len(ids) < vocabulary:
-        raise ValueError(f"{path}: has {len(ids)} words; vocabulary asks for {vocabulary}")
+        raise ValueError(
+            f"{path}: found {len(ids)} words, legal: vocabulary, {vocabulary}, or more"
+        )
     return ids
 
 
 def _tag_ids(path: Path, num_tags: int) -> dict[bytes, int]:
     """The number of each of the `num_tags` most frequent tags."""
     if path.stat().st_size > _LARGEST_JSON:
-        raise ValueError(f"{path}: has {path.stat().st_size} bytes; legal: up to {_LARGEST_JSON}")
+        raise ValueError(f"{path}: found {path.stat().st_size} bytes, legal: up to {_LARGEST_JSON}")
     try:
         counts = json.loads(path.read_bytes())
         if not isinstance(counts, dict) or any(type(n) is not int for n in counts.values()):
@@ -199,7 +207,7 @@ def _tag_ids(path: Path, num_tags: int) -> dict[bytes, int]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if len(ids) < num_tags:
-        raise ValueError(f"{path}: has {len(ids)} tags; num_tags asks for {num_tags}")
+        raise ValueError(f"{path}: found {len(ids)} tags, legal: num_tags, {num_tags}, or more")
     return ids
 
 
@@ -209,14 +217,19 @@ def _clients(db: sqlite3.Connection, split: str) -> tuple[list[str], np.ndarray]
     ids, sizes = [], []
     for client, size in db.execute(query, (split,)):
         if not isinstance(client, str) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"client_metadata has the row {(client, split, size)!r}")
+            raise ValueError(f"client_metadata has the row {shortened((client, split, size))}")
         if ids and ids[-1] == client:
-            raise ValueError(f"client_metadata has two rows of {client!r} in the split {split}")
+            raise ValueError(
+                f"client_metadata has two rows of {shortened(client)} in the split {split}"
+            )
         ids.append(client)
         sizes.append(size)
-    # What a false number claims is never allocated, but must not overflow either.
-    if not 0 < sum(sizes) < 2**40:
-        raise ValueError(f"client_metadata says {sum(sizes)} examples in the split {split}")
+    total, most = sum(sizes), file_size(db) // _SMALLEST_ROW
+    if not 0 < total <= most:
+        raise ValueError(
+            f"client_metadata says {total} examples in the split {split}, legal: 1 to {most}, for "
+            "which the file has room"
+        )
     return ids, np.array(sizes, np.int64)
 
 
@@ -227,8 +240,8 @@ def _draw_train(
     chosen = np.flatnonzero(sizes >= least)
     if chosen.size < (num_clients or 1):
         raise ValueError(
-            f"has {chosen.size} clients with {least} training examples or more, and "
-            f"{len(ids) - chosen.size} with fewer; num_clients asks for {num_clients or 'all'}"
+            f"found {chosen.size} clients with {least} training examples or more, and "
+            f"{len(ids) - chosen.size} with fewer, legal: num_clients, {num_clients or 1}, or more"
         )
     if num_clients is not None:
         rng = np.random.default_rng([seed, _STREAM])
@@ -278,7 +291,7 @@ def _by_scan(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, obj
     for name, message in db.execute(_OF_ALL, (wanted.split,)):
         client = client_of.get(name)
         if client is None:
-            raise ValueError(f"client_metadata lacks {name!r} of the split {wanted.split}")
+            raise ValueError(f"client_metadata lacks {shortened(name)} of the split {wanted.split}")
         place = places[client]
         if found[client] < (rows[place] if place >= 0 else 0):
             yield place, message
@@ -290,7 +303,7 @@ def _by_scan(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, obj
 
 def _disagreement(wanted: _Wanted, client: int, found: int) -> ValueError:
     return ValueError(
-        f"client {wanted.ids[client]!r} of the split {wanted.split} has {found} examples, "
+        f"client {shortened(wanted.ids[client])} of the split {wanted.split} has {found} examples, "
         f"client_metadata says {wanted.sizes[client]}"
     )
 
@@ -313,7 +326,8 @@ def _encode(
         try:
             text, names = _text_and_tags(message)
         except ValueError as error:
-            raise ValueError(f"client {wanted.ids[wanted.chosen[place]]!r}: {error}") from error
+            client = shortened(wanted.ids[wanted.chosen[place]])
+            raise ValueError(f"client {client}: {error}") from error
         row, next_row[place] = next_row[place], next_row[place] + 1
         ids = [words.get(word, _UNKNOWN) for word in text]
         facts["words"] += len(ids)
@@ -335,7 +349,7 @@ def _encode(
 
 def _text_and_tags(message: object) -> tuple[list[bytes], list[bytes]]:
     if not isinstance(message, bytes):
-        raise ValueError(f"an example is of the type {type(message).__name__}; legal: a blob")
+        raise ValueError(f"found an example of the type {type(message).__name__}, legal: a blob")
     features = decode_example(message, _FEATURES)
     for name in _FEATURES:
         values = features.get(name)

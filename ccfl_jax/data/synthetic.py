@@ -49,7 +49,7 @@ def synthetic(
     for name, value in (("alpha", alpha), ("beta", beta)):
         check_finite(name, value)
         if value < 0:
-            raise ValueError(f"{name} must be at least 0, found {value!r}")
+            raise ValueError(f"{name}: found {value!r}, legal: a number from 0 on")
     check_seed(seed)
     clients = [_client(seed, client, alpha, beta) for client in range(num_clients)]
     held_out = [y.size // 5 for _, y in clients]

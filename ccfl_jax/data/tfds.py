@@ -1,5 +1,6 @@
 """Reader of TensorFlow Datasets that needs no TensorFlow."""
 
+import os
 import threading
 import urllib.error
 import urllib.request
@@ -45,21 +46,24 @@ def load_tfds(
     builder = _builder(tfds, name, data_dir)
     if not builder.is_prepared():
         _prepare(builder)
+    place = f"TFDS {name!r} in {builder.data_path}"
     if not {"train", "test"} <= set(builder.info.splits):
         raise ValueError(
-            f"TFDS {name!r} must have the splits train and test, has {list(builder.info.splits)}"
+            f"{place}: found the splits {list(builder.info.splits)}, legal: with train and test"
         )
-    keys = builder.info.supervised_keys
+    keys, features = builder.info.supervised_keys, builder.info.features
     if keys is None or len(keys) != 2 or not all(isinstance(key, str) for key in keys):
-        raise ValueError(f"TFDS {name!r} must be supervised with one input, has the keys {keys}")
+        raise ValueError(f"{place}: found the supervised keys {keys}, legal: an input and a label")
+    if not {*keys} <= set(features):
+        raise ValueError(f"{place}: found the features {sorted(features)}, legal: with {keys}")
     train, test = (
-        _merge(_samples(tfds, builder, name, split, data_dir), keys, name)
+        _merge(_samples(tfds, builder, name, split, data_dir), keys, place)
         for split in ("train", "test")
     )
-    num_classes = getattr(builder.info.features[keys[1]], "num_classes", None)
+    num_classes = getattr(features[keys[1]], "num_classes", None)
     if num_classes:
-        check_labels(train["y"], num_classes, f"{name} train")
-        check_labels(test["y"], num_classes, f"{name} test")
+        check_labels(train["y"], num_classes, f"{place} train")
+        check_labels(test["y"], num_classes, f"{place} test")
     return train, test
 
 
@@ -78,8 +82,8 @@ def _builder(tfds: ModuleType, name: str, data_dir: str | Path | None) -> Any:
         return tfds.builder(name, data_dir=data_dir)
     except Exception as error:
         raise ValueError(
-            f"TFDS has no data set {name!r} that it can open in "
-            f"{data_dir or 'its data folder'}: {_first_line(error)}"
+            f"TFDS {name!r}: found no data set in {data_dir or 'its data folder'} "
+            f"({_first_line(error)}), legal: a name that TFDS can open there"
         ) from error
 
 
@@ -134,6 +138,10 @@ def _samples(
 ) -> Iterator[dict[str, Any]]:
     """Decodes the samples of a prepared split in the order of its files."""
     try:
+        folder = os.path.abspath(builder.data_path)
+        for path in builder.info.splits[split].filepaths:
+            if os.path.dirname(os.path.abspath(path)) != folder:
+                raise ValueError(f"dataset_info.json: found {path}, legal: files of its folder")
         source = tfds.data_source(name, split=split, data_dir=data_dir, download=False)
         for row in range(len(source)):
             yield source[row]
@@ -145,19 +153,26 @@ def _samples(
 
 
 def _merge(
-    samples: Iterator[dict[str, Any]], keys: tuple[str, str], name: str
+    samples: Iterator[dict[str, Any]], keys: tuple[str, str], place: str
 ) -> dict[str, np.ndarray]:
     xs, ys = [], []
     for sample in samples:
-        xs.append(np.asarray(sample[keys[0]]))
-        ys.append(np.asarray(sample[keys[1]]))
-    if len({(x.shape, x.dtype) for x in xs}) != 1 or any(y.ndim for y in ys):
-        shapes = sorted({x.shape for x in xs})[:2]
+        x, y = (np.asarray(sample[key]) for key in keys)
+        first = xs[0] if xs else x
+        if (x.shape, x.dtype) != (first.shape, first.dtype) or y.ndim:
+            raise ValueError(
+                f"{place}: found inputs {first.dtype} {first.shape} and {x.dtype} {x.shape}, a "
+                f"label of shape {y.shape}, legal: inputs of one kind and scalar labels"
+            )
+        xs.append(x)
+        ys.append(y)
+    if not xs:
+        raise ValueError(f"{place}: found no sample in a split, legal: some in train and test")
+    labels = integer_vector(f"labels of {place}", np.stack(ys))
+    if not 0 <= labels.min() <= labels.max() < 2**31:
         raise ValueError(
-            f"TFDS {name!r} must have inputs of one shape and scalar labels, "
-            f"has {len(xs)} samples with shapes such as {shapes}"
+            f"labels of {place}: found {labels.min()} to {labels.max()}, legal: 0 to {2**31 - 1}"
         )
-    labels = integer_vector(f"labels of {name}", np.stack(ys))
     return {"x": np.stack(xs), "y": labels.astype(np.int32)}
 
 
