@@ -10,6 +10,9 @@ import optax
 from ccfl_jax import batches, tree
 from ccfl_jax.types import Batch, Params, Task
 
+# The key of a visit, named streams: a new consumer takes a new number and moves no other.
+_DRAW_STREAM, _LOSS_STREAM = range(2)
+
 WorkUnit = Literal["epochs", "steps"]
 Normalise = Literal["steps", "epochs", "none"]
 
@@ -77,7 +80,8 @@ def build_local(
         optimiser: the local optax optimiser, or a number: the rate of plain SGD, which takes the
             task's own way to step (`Task.descend`) where it has one.
         batch_size: B.
-        work_unit: what `work` counts.
+        work_unit: what `work` counts. Steps and samples of a visit are counted in int32: work in
+            epochs times the client's samples, or in steps times B, has to be under 2**31.
         normalise: by what the upload is divided.
 
     Returns:
@@ -93,8 +97,9 @@ def build_local(
     ) -> tuple[Params, LocalInfo]:
         size = jnp.maximum(client.size, 1)  # an empty client takes no step, but may not divide by 0
         steps = count_steps(work, client.size, batch_size, work_unit)
-        source = batches.shuffle_seeds(key) if in_epochs else jax.random.fold_in(key, 0)
-        loss_key = jax.random.fold_in(key, 1)
+        draws = jax.random.fold_in(key, _DRAW_STREAM)
+        source = batches.shuffle_seeds(key) if in_epochs else draws
+        loss_key = jax.random.fold_in(key, _LOSS_STREAM)
 
         def step(k: jax.Array, carry: tuple) -> tuple:
             params, optimiser_state, sums = carry
@@ -160,9 +165,11 @@ def _stepper(
 
 
 class _Sums(NamedTuple):
+    """Over the steps: samples, `totals` of loss and metrics, and by how much those are too high."""
+
     samples: jax.Array
-    loss: jax.Array
-    metrics: dict[str, tuple[jax.Array, jax.Array]]
+    totals: tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]
+    lost: tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]
 
 
 def _no_sums(task: Task, params: Params, client: Client, batch_size: int) -> _Sums:
@@ -173,21 +180,25 @@ def _no_sums(task: Task, params: Params, client: Client, batch_size: int) -> _Su
     mask = jax.ShapeDtypeStruct((batch_size,), bool)
     metrics = jax.eval_shape(task.metrics, params, batch, mask)
     zero = jnp.zeros((), jnp.float32)
-    return _Sums(jnp.zeros((), jnp.int32), zero, jax.tree.map(lambda _: zero, metrics))
+    zeros = zero, jax.tree.map(lambda _: zero, metrics)
+    return _Sums(jnp.zeros((), jnp.int32), zeros, zeros)
 
 
 def _add(sums: _Sums, mask: jax.Array, loss: jax.Array, metrics: dict) -> _Sums:
     count = mask.sum(dtype=jnp.int32)
-    return _Sums(
-        sums.samples + count,
-        sums.loss + count * loss.astype(jnp.float32),
-        jax.tree.map(lambda total, one: total + one.astype(jnp.float32), sums.metrics, metrics),
-    )
+    new = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (loss, metrics))
+    new = count * new[0], new[1]
+    # Kahan's sum: a plain one in float32 stands still at 2**24, where 1 is lost on it.
+    new = jax.tree.map(jnp.subtract, new, sums.lost)
+    totals = jax.tree.map(jnp.add, sums.totals, new)
+    lost = jax.tree.map(lambda total, old, a: total - old - a, totals, sums.totals, new)
+    return _Sums(sums.samples + count, totals, lost)
 
 
 def _info(steps: jax.Array, sums: _Sums) -> LocalInfo:
-    metrics = {name: total / count for name, (total, count) in sums.metrics.items()}
-    return LocalInfo(steps, sums.samples, sums.loss / sums.samples, metrics)
+    loss, metrics = sums.totals
+    metrics = {name: total / count for name, (total, count) in metrics.items()}
+    return LocalInfo(steps, sums.samples, loss / sums.samples, metrics)
 
 
 def _divisor(

@@ -54,7 +54,9 @@ class Info(NamedTuple):
         train_metrics: name -> float32 scalar, the task's metrics in the same way.
         participants: int32 scalar, slots counted in the pseudo-gradient.
         rejected: int32 scalar, returned slots left out because of a non-finite upload.
+        finite: bool scalar, whether every number of x_{t+1} is finite.
         present: bool `[slots]`, returned slots.
+        counted: bool `[slots]`, those of them that are part of the pseudo-gradient.
         staleness: int32 `[slots]`, versions between download and use.
         steps: int32 `[slots]`, local steps; 0 where absent.
         samples: int32 `[slots]`, samples processed; 0 where absent.
@@ -64,7 +66,9 @@ class Info(NamedTuple):
     train_metrics: dict[str, jax.Array]
     participants: jax.Array
     rejected: jax.Array
+    finite: jax.Array
     present: jax.Array
+    counted: jax.Array
     staleness: jax.Array
     steps: jax.Array
     samples: jax.Array
@@ -79,6 +83,7 @@ class _Slot(NamedTuple):
     visit: jax.Array
 
 
+Local = optax.GradientTransformation | Real
 RoundFn = Callable[[State, Schedule, FederatedData], tuple[State, Info]]
 
 
@@ -113,7 +118,7 @@ def init_state(
 def build_round(
     task: Task,
     server: optax.GradientTransformation,
-    local: optax.GradientTransformation | float = 0.01,
+    local: Local | Callable[[jax.Array], Local] = 0.01,
     batch_size: int = 20,
     work_unit: WorkUnit = "epochs",
     normalise: Normalise = "steps",
@@ -126,7 +131,10 @@ def build_round(
     Args:
         task: what is learnt.
         server: any optax transformation; its "gradient" is the pseudo-gradient.
-        local: the clients' optax optimiser, or a number, the rate of plain SGD.
+        local: the clients' optax optimiser, or a number, the rate of plain SGD; or a function of
+            the round t (int32 scalar) that gives one of the two, as an optax schedule does. It
+            follows the server's rounds, whenever a client joins and however stale its model is; a
+            schedule inside an optimiser counts the steps of one visit and starts again in the next.
         batch_size: B, local batch size.
         work_unit: what the schedule's `work` counts, "epochs" or "steps".
         normalise: by what an upload is divided, "steps" (the paper's K), "epochs" or "none".
@@ -145,10 +153,9 @@ def build_round(
 
     Raises:
         ValueError: for a batch size or lanes below 1, an unknown work unit or normalisation, or a
-            `local` that is neither optimiser nor number.
+            `local` that is neither optimiser, number nor function.
     """
     _check_choices(local, batch_size, work_unit, normalise, lanes)
-    cc_local = build_local(task, local, batch_size, work_unit, normalise)
     combine = aggregate or aggregation.mean()
 
     def visit(state: State, data: FederatedData, slot: _Slot) -> tuple:
@@ -156,6 +163,8 @@ def build_round(
         start_model = ring.read(state.history, state.round, slot.staleness)
         key = jax.random.fold_in(state.key, state.round)
         key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.visit)
+        optimiser = local(state.round) if callable(local) else local
+        cc_local = build_local(task, optimiser, batch_size, work_unit, normalise)
         upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
         return upload, report, (report.steps > 0) & tree.all_finite(upload)
 
@@ -179,7 +188,7 @@ def build_round(
         following = state.round + 1
         history = ring.push(state.history, following, params)
         next_state = State(params, server_state, history, memory, following, state.key)
-        return next_state, _info(slots, report, counted)
+        return next_state, _info(slots, report, counted, tree.all_finite(params))
 
     return round_fn
 
@@ -279,7 +288,7 @@ def _together(visit: Callable, slots: _Slot, lanes: int) -> tuple:
     return jax.tree.map(lambda a: a[None], alone)
 
 
-def _info(slots: Schedule, report: LocalInfo, counted: jax.Array) -> Info:
+def _info(slots: Schedule, report: LocalInfo, counted: jax.Array, finite: jax.Array) -> Info:
     returned = report.steps > 0
     participants = counted.sum(dtype=jnp.int32)
 
@@ -291,7 +300,9 @@ def _info(slots: Schedule, report: LocalInfo, counted: jax.Array) -> Info:
         train_metrics=jax.tree.map(mean, report.metrics),
         participants=participants,
         rejected=(returned & ~counted).sum(dtype=jnp.int32),
+        finite=finite,
         present=returned,
+        counted=counted,
         staleness=slots.staleness,
         steps=report.steps,
         samples=report.samples,
@@ -301,8 +312,9 @@ def _info(slots: Schedule, report: LocalInfo, counted: jax.Array) -> Info:
 def _check_choices(
     local: Any, batch_size: int, work_unit: str, normalise: str, lanes: int | None
 ) -> None:
-    if not isinstance(local, optax.GradientTransformation | Real | jax.Array):
-        raise ValueError(f"local: found {local!r}, legal: an optax optimiser or a number")
+    if not (callable(local) or isinstance(local, Local | jax.Array)):
+        legal = "an optax optimiser, a number, or a function of the round that gives one"
+        raise ValueError(f"local: found {local!r}, legal: {legal}")
     for name, count in (("batch_size", batch_size), ("lanes", 1 if lanes is None else lanes)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name}: found {count!r}, legal: a whole number from 1 on")

@@ -28,6 +28,7 @@ from ccfl_jax import tree
 from ccfl_jax.types import Params
 
 Scalar = float | jax.Array
+_LEAST = 1.2e-38  # what is smaller XLA takes for 0 in float32
 
 
 class ScaleByCCState(NamedTuple):
@@ -220,10 +221,11 @@ def _scale_by_cc(
     _check("b1", b1, below=1.0)
     _check("eps", eps)
     _check("initial_accumulator", initial_accumulator)
-    if not _traced(eps) and not _traced(initial_accumulator) and eps == initial_accumulator == 0:
+    known = not _traced(eps) and not _traced(initial_accumulator)
+    if known and max(eps, initial_accumulator) < _LEAST:
         raise ValueError(
-            "eps: found 0 with initial_accumulator 0, legal: one of them above 0 (a coordinate "
-            "without pseudo-gradient would be 0/0)"
+            f"eps: found {eps:g} with initial_accumulator {initial_accumulator:g}, legal: one of "
+            f"them at least {_LEAST} (a coordinate without pseudo-gradient would be 0/0)"
         )
 
     def init(params: Params) -> ScaleByCCState:

@@ -8,7 +8,9 @@ import numpy as np
 from jax.tree_util import Partial
 
 from ccfl_jax import history as ring
+from ccfl_jax import tree
 from ccfl_jax.data import FederatedData
+from ccfl_jax.data.federated import check_dtype
 from ccfl_jax.rounds import Info, RoundFn, State
 from ccfl_jax.schedule import Schedule, check_clients
 from ccfl_jax.types import Batch, Params, Task
@@ -16,6 +18,8 @@ from ccfl_jax.types import Batch, Params, Task
 # Pieces of a schedule are padded to a multiple of this, so that pieces of other lengths, the last
 # one of a run above all, use the program that is already compiled.
 _ROUNDS_PADDED_TO = 256
+# Rows of one batch of an evaluation at most: a sum of up to five hits a row is exact in float32.
+_ROWS_TOGETHER = 2**20
 
 
 def run_rounds(
@@ -51,7 +55,8 @@ def run_rounds(
     # A Partial of a Partial equals no other one: every piece would compile.
     round_fn = round_fn if isinstance(round_fn, Partial) else Partial(round_fn)
     state, infos = run(round_fn, state, slots, jnp.asarray(rounds, jnp.int32), data)
-    return state, jax.tree.map(lambda a: np.asarray(a)[:rounds], infos)
+    # A copy: a view would keep the padding as long as somebody keeps the infos.
+    return state, jax.tree.map(lambda a: np.array(np.asarray(a)[:rounds]), infos)
 
 
 def check_rows(rows: int) -> None:
@@ -85,7 +90,8 @@ def check_schedule(
     """
     schedule.check()
     check_clients(schedule, num_clients)
-    staleness = np.where(schedule.present, schedule.staleness, 0)
+    # Of any integer dtype, the unsigned ones too, from which nothing can be subtracted.
+    staleness = np.where(schedule.present, schedule.staleness, 0).astype(np.int64)
     if not staleness.size:
         return
     if staleness.max() >= history_length:
@@ -132,44 +138,56 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
         task: what was learnt.
         params: one model.
         arrays: name -> `[N, ...]`, N at least 1.
-        batch_size: rows evaluated together.
+        batch_size: rows evaluated together, at most 2**20.
 
     Returns:
         name -> sum / count; nan where the count is 0 or the model's numbers are not finite.
 
     Raises:
-        ValueError: for a batch size below 1, no rows, or arrays of unequal length.
+        ValueError: for a batch size below 1, no rows, arrays of unequal length, or numbers that
+            JAX cannot hold.
     """
-    rows = check_evaluation(arrays, batch_size)
-    sums = _jitted_sums(task, params, arrays, min(batch_size, rows))
-    return {name: float(value) for name, value in ratios(sums).items()}
+    together = rows_together(arrays, batch_size)
+    sums, finite = _jitted_sums(task, params, arrays, together)
+    return {name: float(value) for name, value in ratios(sums, finite).items()}
 
 
-def check_evaluation(arrays: Batch, batch_size: int) -> int:
-    """Refuses what cannot be evaluated; returns the number of rows."""
+def rows_together(arrays: Batch, batch_size: int) -> int:
+    """The rows of a batch of an evaluation; refuses what cannot be evaluated."""
     lengths = {name: len(a) for name, a in arrays.items()}
     rows = next(iter(lengths.values()), 0)
     if rows == 0 or set(lengths.values()) != {rows}:
         raise ValueError(f"arrays: found lengths {lengths}, legal: equal and at least 1")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size: found {batch_size!r}, legal: a whole number from 1 on")
-    return rows
+    for name, array in arrays.items():
+        check_dtype(name, array)
+    return min(batch_size, rows, _ROWS_TOGETHER)
 
 
-def ratios(sums: dict[str, tuple[jax.Array, jax.Array]]) -> dict[str, np.ndarray]:
-    """Sums over counts, both `[..., batches]`, added up in float64 on the host."""
+def ratios(
+    sums: dict[str, tuple[jax.Array, jax.Array]], finite: jax.Array
+) -> dict[str, np.ndarray]:
+    """Sums over counts, both `[..., batches]`, added up in float64 on the host.
+
+    nan where the model, `finite` `[...]`, has numbers that are not: whatever a task makes of them.
+    """
     added = {
         name: [np.sum(a, axis=-1, dtype=np.float64) for a in pair]
         for name, pair in jax.device_get(sums).items()
     }
     return {
-        name: np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
+        name: np.divide(
+            total, count, out=np.full_like(total, np.nan), where=np.asarray(finite) & (count != 0)
+        )
         for name, (total, count) in added.items()
     }
 
 
-def batch_sums(task: Task, params: Params, arrays: Batch, batch_size: int) -> dict[str, Any]:
-    """name -> the metrics' sums and counts `[batches]` of one model."""
+def batch_sums(
+    task: Task, params: Params, arrays: Batch, batch_size: int
+) -> tuple[dict[str, Any], jax.Array]:
+    """name -> the metrics' sums and counts `[batches]` of one model; whether it is finite."""
     rows = len(next(iter(arrays.values())))
 
     def one_batch(first: jax.Array) -> dict[str, Any]:
@@ -177,7 +195,7 @@ def batch_sums(task: Task, params: Params, arrays: Batch, batch_size: int) -> di
         batch = {name: jnp.asarray(a)[jnp.minimum(places, rows - 1)] for name, a in arrays.items()}
         return task.metrics(params, batch, places < rows)
 
-    return jax.lax.map(one_batch, jnp.arange(0, rows, batch_size))
+    return jax.lax.map(one_batch, jnp.arange(0, rows, batch_size)), tree.all_finite(params)
 
 
 _jitted_sums = jax.jit(batch_sums, static_argnums=(0, 3))

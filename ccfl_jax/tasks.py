@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen, nnx
 
+from ccfl_jax import tree
 from ccfl_jax.data.images import scale
 from ccfl_jax.types import Batch, Params, Task
 
@@ -31,8 +32,8 @@ def classification_task(
     neither their values nor the derivatives at them can matter.
 
     Metrics are "loss" and "accuracy". A label outside the range makes the loss nan (so the upload
-    is rejected, the metric nan); logits that are not numbers make the accuracy nan, never a lucky
-    hit.
+    is rejected, the metric nan); logits that are nan or infinite (-inf beside finite ones may be)
+    make the accuracy nan, never a lucky hit.
 
     Args:
         model: a Flax Linen module; or a function `rngs -> nnx.Module`; or an NNX module, whose own
@@ -49,22 +50,22 @@ def classification_task(
 
     Raises:
         ValueError: if the model keeps statistics beside its parameters (BatchNorm), or its output
-            is not `[B, num_classes]`.
+            is not `[B, num_classes]`; the task's functions, for a "y" that is not as described.
     """
     init, apply, same = _functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        x, y = _real(batch["x"], mask), _real(batch["y"], mask)
+        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B]"), mask)
         if prepare is not None:
             x = prepare(x, None if key is None else jax.random.fold_in(key, _PREPARE_STREAM))
         logits = apply(params, scale(x), key)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         legal = (y >= 0) & (y < num_classes)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(legal, y, 0))
-        return jnp.where(mask, jnp.where(legal, losses, jnp.nan), 0.0), logits, y
+        return _counted(losses, legal, mask), logits, y
 
     def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, y: jax.Array) -> dict:
-        hits = jnp.where(jnp.isnan(logits).any(axis=-1), jnp.nan, logits.argmax(axis=-1) == y)
+        hits = jnp.where(_are_numbers(logits), logits.argmax(axis=-1) == y, jnp.nan)
         count = mask.sum()
         return {
             "loss": (losses.sum(), count),
@@ -97,7 +98,7 @@ def tags_task(
     Metrics are "loss" and "recall_at_5": of all true tags of all rows, the share that is among the
     five highest logits of its row. On equal logits the lower tag goes first; with fewer than five
     tags all are among them. It is nan where no row has a tag, or a row that counts has a logit that
-    is nan. A tag outside the range makes the loss nan.
+    is nan or inf. A tag outside the range makes the loss nan.
 
     Args:
         model: as for `classification_task`; its method `descend(params, x, slope)`, where it has
@@ -122,16 +123,16 @@ def tags_task(
         # Half the exponentials of optax.sigmoid_binary_cross_entropy, which allows soft labels.
         losses = (jax.nn.softplus(logits) - jnp.where(tagged, logits, 0.0)).sum(axis=1)
         legal = ((y >= -1) & (y < num_tags)).all(axis=1)
-        return jnp.where(mask, jnp.where(legal, losses, jnp.nan), 0.0), logits, tagged
+        return _counted(losses, legal, mask), logits, tagged
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        x, y = _real(batch["x"], mask), _real(batch["y"], mask)
+        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B, T]"), mask)
         return from_logits(apply(params, x, key), y, mask)
 
     def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, tagged: jax.Array) -> dict:
         _, best = jax.lax.top_k(logits, min(5, num_tags))  # of equals the lower index first
         hits = jnp.take_along_axis(tagged, best, axis=1).sum(axis=1)
-        hits = jnp.where(jnp.isnan(logits).any(axis=1), jnp.nan, hits)
+        hits = jnp.where(_are_numbers(logits), hits, jnp.nan)
         return {
             "loss": (losses.sum(), mask.sum()),
             "recall_at_5": (jnp.where(mask, hits, 0.0).sum(), (tagged & mask[:, None]).sum()),
@@ -140,7 +141,7 @@ def tags_task(
     def descend(
         params: Params, batch: Batch, mask: jax.Array, key: jax.Array, rate: float
     ) -> tuple[jax.Array, dict, Params]:
-        x, y = _real(batch["x"], mask), _real(batch["y"], mask)
+        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B, T]"), mask)
         logits = apply(params, x, key)
         head = _task(None, lambda z, *_: from_logits(z, y, mask), measure, same=True)
         seen, slope = jax.value_and_grad(head.observe, has_aux=True)(logits, batch, mask, key)
@@ -269,6 +270,24 @@ def _refuse_statistics(found: list[str]) -> None:
             f"model: found {', '.join(found)} beside its parameters, legal: parameters only; "
             "statistics have no meaning between stale clients, use GroupNorm instead of BatchNorm"
         )
+
+
+def _labels(y: jax.Array, shape: str) -> jax.Array:
+    """Labels in a dtype that holds every number they are compared with."""
+    if jnp.issubdtype(y.dtype, jnp.inexact) or y.ndim != shape.count(",") + 1:
+        raise ValueError(f"y: found {y.dtype} {y.shape}, legal: integers {shape}")
+    return tree.at_least_int32(y)
+
+
+def _counted(losses: jax.Array, legal: jax.Array, mask: jax.Array) -> jax.Array:
+    """Losses `[B]`: 0 where masked, and nan with derivatives that are nan where not legal."""
+    # A product: what a `where` leaves out would have the derivative 0, and so spoil no upload.
+    return jnp.where(mask, losses * jnp.where(legal, 1.0, jnp.nan), 0.0)
+
+
+def _are_numbers(logits: jax.Array) -> jax.Array:
+    """bool `[B]`: whether the greatest logit is a number; -inf is no mark of a broken model."""
+    return jnp.isfinite(logits.max(axis=-1))
 
 
 def _real(a: jax.Array, mask: jax.Array) -> jax.Array:

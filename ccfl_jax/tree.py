@@ -26,11 +26,23 @@ def at_least_float32(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def at_least_int32(a: jax.Array) -> jax.Array:
+    """Shorter integers, and unsigned ones, as int32; what that cannot hold is its largest number.
+
+    In the array's own dtype 255 and -1, or 256 and 0, may be the same.
+    """
+    if jnp.issubdtype(a.dtype, jnp.unsignedinteger) and a.dtype.itemsize >= 4:
+        a = jnp.minimum(a, jnp.asarray(2**31 - 1, a.dtype))
+    elif a.dtype.itemsize >= 4:
+        return a
+    return a.astype(jnp.int32)
+
+
 def all_finite(entry: Any) -> jax.Array:
     """bool scalar: whether a tree has finite numbers only."""
     # By the greatest number, nan if there is one: XLA for CPUs writes an array of bools otherwise.
     greatest = [jnp.abs(a).max(initial=0) for a in jax.tree.leaves(entry)]
-    return jnp.stack([jnp.isfinite(a) for a in greatest]).all()
+    return jnp.array([jnp.isfinite(a) for a in greatest], bool).all()
 
 
 def masked_sum(stack: Any, mask: jax.Array) -> Any:

@@ -65,7 +65,8 @@ def run_trials(
         own["slots"] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
     (common if data.offsets.ndim == 1 else own)["lists"] = data.indices, data.offsets
     states, infos = _each_trial(_run, (), states, own, common, mesh, together, donate)
-    return states, jax.tree.map(lambda a: np.asarray(a)[:, :rounds], infos)
+    # A copy, as in `run_rounds`: a view would keep the padding.
+    return states, jax.tree.map(lambda a: np.array(np.asarray(a)[:, :rounds]), infos)
 
 
 def evaluate_trials(
@@ -89,9 +90,8 @@ def evaluate_trials(
     Raises:
         ValueError: as `evaluate`.
     """
-    fixed = task, min(batch_size, simulate.check_evaluation(arrays, batch_size))
-    sums = _each_trial(_sums, fixed, params, (), arrays, mesh, together)
-    return simulate.ratios(sums)
+    fixed = task, simulate.rows_together(arrays, batch_size)
+    return simulate.ratios(*_each_trial(_sums, fixed, params, (), arrays, mesh, together))
 
 
 def _run(state: State, own: dict[str, Any], common: dict[str, Any]) -> tuple[State, Info]:
@@ -100,7 +100,9 @@ def _run(state: State, own: dict[str, Any], common: dict[str, Any]) -> tuple[Sta
     return simulate.loop(its["round_fn"], state, its["slots"], its["rounds"], data)
 
 
-def _sums(task: Task, batch_size: int, params: Params, own: tuple, arrays: Batch) -> dict[str, Any]:
+def _sums(
+    task: Task, batch_size: int, params: Params, own: tuple, arrays: Batch
+) -> tuple[dict[str, Any], jax.Array]:
     del own
     return simulate.batch_sums(task, params, arrays, batch_size)
 

@@ -9,6 +9,7 @@ import optax
 
 import ccfl_jax as ccfl
 from ccfl_jax import Schedule, batches
+from experiments import debian_corpus
 
 FEATURES, CLASSES = 6, 3
 
@@ -87,6 +88,21 @@ def one_row_data(clients=1):
     )
 
 
+def values_task():
+    """loss = x * mean of the batch's values, x from 0: the gradient is that mean."""
+
+    def loss(params, batch, mask, key):
+        return params["x"] * jnp.where(mask, batch["v"], 0.0).sum() / mask.sum()
+
+    return ccfl.Task(lambda key: {"x": jnp.zeros(())}, loss, lambda params, batch, mask: {})
+
+
+def values_of(*clients):
+    """Each client's rows hold its numbers."""
+    lists = np.split(np.arange(sum(map(len, clients))), np.cumsum([len(c) for c in clients])[:-1])
+    return ccfl.FederatedData.from_indices({"v": np.concatenate(clients).astype(np.float32)}, lists)
+
+
 def make_schedule(client, staleness=0, work=1, present=True):
     """A schedule from nested lists; scalars fill every slot."""
     client = np.asarray(client, np.int32)
@@ -125,3 +141,15 @@ def drawn_batches(state_key, t, client, visit, size, batch_size, work, unit="epo
         positions, mask = draw(source, jnp.int32(k), jnp.int32(size), batch_size)
         lists.append(np.asarray(positions)[np.asarray(mask)])
     return lists
+
+
+def small_corpus(folder, seed=0):
+    """A small corpus in the format of the Stack Overflow release, and what is read of it."""
+    words = [f"w{k}" for k in range(6)]
+    examples = [
+        debian_corpus.Example(split, client, words[k:], words[: k + 3], [f"t{(client + k) % 3}"])
+        for split in ("train", "test") for client in range(1, 9) for k in range(3)
+    ]  # fmt: skip
+    debian_corpus.write(folder, examples)
+    limits = {"vocabulary": 5, "num_tags": 3, "cache_dir": folder / "cache", "max_test": 5}
+    return ccfl.load_stackoverflow(folder, 4, seed, **limits)

@@ -130,15 +130,15 @@ def test_dense_models_have_the_right_sizes():
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        (CNN(), (1, 15, 28, 1), "(1, 15, 28, 1), must be [..., h, w, channels] with 16 x 16"),
-        (CNN(), (28, 28), "input shape is (28, 28), must be [..., h, w, channels]"),
-        (CNN(num_classes=0), (1, 28, 28, 1), "num_classes is 0, must be 1 or more"),
-        (McMahanCNN(), (1, 3, 28, 1), "(1, 3, 28, 1), must be [..., h, w, channels] with 4 x 4"),
-        (McMahanCNN(num_classes=0), (1, 28, 28, 1), "num_classes is 0, must be 1 or more"),
-        (MLP(features=(5, 0)), (1, 4), "layer widths are (5, 0, 10), must be 1 or more"),
-        (MLP(), (4,), "input shape is (4,), must be [b, ...]"),
-        (Logistic(0), (1, 4), "num_classes is 0, must be 1 or more"),
-        (Logistic(2), (4,), "input shape is (4,), must be [b, ...]"),
+        (CNN(), (1, 15, 28, 1), "(1, 15, 28, 1), legal: [..., h, w, channels] with 16 x 16"),
+        (CNN(), (28, 28), "found input shape (28, 28), legal: [..., h, w, channels]"),
+        (CNN(num_classes=0), (1, 28, 28, 1), "found num_classes 0, legal: from 1 on"),
+        (McMahanCNN(), (1, 3, 28, 1), "(1, 3, 28, 1), legal: [..., h, w, channels] with 4 x 4"),
+        (McMahanCNN(num_classes=0), (1, 28, 28, 1), "found num_classes 0, legal: from 1 on"),
+        (MLP(features=(5, 0)), (1, 4), "found layer widths (5, 0, 10), legal: each from 1 on"),
+        (MLP(), (4,), "found input shape (4,), legal: [b, ...]"),
+        (Logistic(0), (1, 4), "found num_classes 0, legal: from 1 on"),
+        (Logistic(2), (4,), "found input shape (4,), legal: [b, ...]"),
     ],
 )
 def test_bad_input_is_refused_by_name(model, shape, message):

@@ -205,7 +205,10 @@ def test_info_reports_what_happened():
         ({"batch_size": 0}, "batch_size: found 0, legal: a whole number from 1 on"),
         ({"batch_size": 2.5}, "batch_size: found 2.5"),
         ({"lanes": 0}, "lanes: found 0"),
-        ({"local": "sgd"}, "local: found 'sgd', legal: an optax optimiser or a number"),
+        (
+            {"local": "sgd"},
+            "local: found .sgd., legal: an optax optimiser, a number, or a function",
+        ),
         ({"work_unit": "hours"}, "work_unit: found 'hours', legal: epochs, steps"),
         ({"normalise": "K"}, "normalise: found 'K', legal: steps, epochs, none"),
     ],

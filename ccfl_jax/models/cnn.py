@@ -70,10 +70,10 @@ class McMahanCNN(nn.Module):
 def _check(model: nn.Module, x: jax.Array, least: int) -> None:
     name = type(model).__name__
     if model.num_classes < 1:
-        raise ValueError(f"{name}: num_classes is {model.num_classes}, must be 1 or more")
+        raise ValueError(f"{name}: found num_classes {model.num_classes}, legal: from 1 on")
     if x.ndim < 3 or min(x.shape[-3:-1]) < least:
         raise ValueError(
-            f"{name}: input shape is {x.shape}, must be [..., h, w, channels] with "
+            f"{name}: found input shape {x.shape}, legal: [..., h, w, channels] with "
             f"{least} x {least} pixels or more"
         )
 

@@ -182,7 +182,7 @@ class Conv(nn.Module):
         _check(self)
         _check_pair(self, "strides", self.strides)
         if self.padding not in ("VALID", "SAME"):
-            raise ValueError(f"Conv: padding is {self.padding!r}, must be 'VALID' or 'SAME'")
+            raise ValueError(f"Conv: found padding {self.padding!r}, legal: 'VALID', 'SAME'")
         same = self.padding == "SAME"
         _check_input(self, x, (1, 1) if same else self.kernel_size)
         x, kernel, bias, leading = _prepare(self, x, self.use_bias)
@@ -226,11 +226,11 @@ class ConvReluPool(nn.Module):
 def _check(module):
     name = type(module).__name__
     if module.features < 1:
-        raise ValueError(f"{name}: features is {module.features}, must be 1 or more")
+        raise ValueError(f"{name}: found features {module.features}, legal: from 1 on")
     _check_pair(module, "kernel_size", module.kernel_size)
     if module.lowering not in (None, "xla", "shifted", "banded"):
         raise ValueError(
-            f"{name}: lowering is {module.lowering!r}, must be 'xla', 'shifted', 'banded' or None"
+            f"{name}: found lowering {module.lowering!r}, legal: 'xla', 'shifted', 'banded', None"
         )
 
 
@@ -238,15 +238,15 @@ def _check_pair(module, field, pair):
     whole = isinstance(pair, Sequence) and all(isinstance(n, int) for n in pair)
     if not whole or len(pair) != 2 or min(pair) < 1:
         raise ValueError(
-            f"{type(module).__name__}: {field} is {pair!r}, must be two whole numbers of 1 or more"
+            f"{type(module).__name__}: found {field} {pair!r}, legal: two whole numbers from 1 on"
         )
 
 
 def _check_input(module, x, smallest):
     if x.ndim < 3 or x.shape[-3] < smallest[0] or x.shape[-2] < smallest[1]:
         raise ValueError(
-            f"{type(module).__name__}: input shape is {x.shape}, must be [..., h, w, channels]"
-            f" with h >= {smallest[0]} and w >= {smallest[1]}"
+            f"{type(module).__name__}: found input shape {x.shape}, legal: [..., h, w, channels] "
+            f"with h >= {smallest[0]} and w >= {smallest[1]}"
         )
 
 

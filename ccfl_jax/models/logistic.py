@@ -19,8 +19,8 @@ class Logistic(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.num_classes < 1:
-            raise ValueError(f"Logistic: num_classes is {self.num_classes}, must be 1 or more")
+            raise ValueError(f"Logistic: found num_classes {self.num_classes}, legal: from 1 on")
         if x.ndim < 2:
-            raise ValueError(f"Logistic: input shape is {x.shape}, must be [b, ...]")
+            raise ValueError(f"Logistic: found input shape {x.shape}, legal: [b, ...]")
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         return nn.Dense(self.num_classes, name="dense")(x)

@@ -22,9 +22,9 @@ class MLP(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         widths = (*self.features, self.num_classes)
         if min(widths) < 1:
-            raise ValueError(f"MLP: layer widths are {widths}, must be 1 or more")
+            raise ValueError(f"MLP: found layer widths {widths}, legal: each from 1 on")
         if x.ndim < 2:
-            raise ValueError(f"MLP: input shape is {x.shape}, must be [b, ...]")
+            raise ValueError(f"MLP: found input shape {x.shape}, legal: [b, ...]")
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         for i, width in enumerate(self.features, start=1):
             x = nn.relu(nn.Dense(width, name=f"dense{i}")(x))

@@ -61,9 +61,9 @@ class ResNet18(nn.Module):
 def _check(model: nn.Module, x: jax.Array) -> None:
     name = type(model).__name__
     if model.num_classes < 1:
-        raise ValueError(f"{name}: num_classes is {model.num_classes}, must be 1 or more")
+        raise ValueError(f"{name}: found num_classes {model.num_classes}, legal: from 1 on")
     if x.ndim != 4:
-        raise ValueError(f"{name}: input shape is {x.shape}, must be [b, h, w, channels]")
+        raise ValueError(f"{name}: found input shape {x.shape}, legal: [b, h, w, channels]")
 
 
 def _features(

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ccfl_jax import tree
 from ccfl_jax.types import Params
 
 
@@ -39,11 +40,11 @@ class TagLogistic(nn.Module):
         shape = (self.vocabulary_size, self.num_tags)
         if min(shape) < 1:
             raise ValueError(
-                f"TagLogistic: vocabulary_size, num_tags are {shape}, must be 1 or more"
+                f"TagLogistic: found vocabulary_size, num_tags {shape}, legal: each from 1 on"
             )
         if ids.ndim < 1 or not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ValueError(
-                f"TagLogistic: input is {ids.dtype} {ids.shape}, must be integer ids [..., L]"
+                f"TagLogistic: found input {ids.dtype} {ids.shape}, legal: integer ids [..., L]"
             )
         table = self.param("table", nn.initializers.lecun_normal(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.num_tags,))
@@ -67,6 +68,7 @@ class TagLogistic(nn.Module):
 
 def _rows_and_weights(ids: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rows of the table `[..., L]`, past its end for padding, and the weight `[..., 1]` of each."""
+    ids = tree.at_least_int32(ids)
     real, legal = ids != -1, (ids >= 0) & (ids < table.shape[0])
     weights = 1 / jnp.maximum(real.sum(-1, keepdims=True), 1)
     illegal = (ids < -2) | (ids >= table.shape[0])
