@@ -1,16 +1,18 @@
-"""The record of a run, on the host: its folder, configuration, metrics and checkpoints.
+"""The record of a run, on the host: its folder, its configuration and its metrics.
 
 A run folder holds `config.json` (every resolved value and where it ran), `metrics.jsonl` (one
-strict JSON object a line, rising in `round`), `schedule.npz`, `checkpoints/` (Orbax, the newest
-two) and, once somebody drew them, `curves.png`. Nothing here runs inside a compiled program. Of
-several processes the first one writes the rows; a checkpoint is saved by all together.
+strict JSON object a line, rising in `round`), `schedule.npz`, `checkpoints/` and, once somebody
+drew them, `curves.png`; while a process works on it also `lock`. Nothing here runs inside a
+compiled program. Of several processes the first one writes.
 """
 
+import hashlib
 import importlib.metadata
+import itertools
 import json
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ccfl_jax.rounds import Info, State
+from ccfl_jax.checks import one_line
+from ccfl_jax.folder import append_line, as_json, replace_file
+from ccfl_jax.rounds import Info
 from ccfl_jax.types import Params
 
-CONFIG, METRICS, SCHEDULE, CHECKPOINTS = (
-    "config.json",
-    "metrics.jsonl",
-    "schedule.npz",
-    "checkpoints",
-)
+CONFIG, METRICS, SCHEDULE = "config.json", "metrics.jsonl", "schedule.npz"
 
 _BLOWN_UP = 1000.0
-
-
-def check_unused(folder: str | os.PathLike) -> None:
-    """Refuses a path for a new run that holds anything already.
-
-    Raises:
-        OSError: if `folder` is a file or has content.
-    """
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder}: found a file, legal: a new or an empty folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise FileExistsError(
-            f"{folder}: found a folder with content, legal: a new or an empty folder, or resuming"
-        )
 
 
 def write_config(folder: str | os.PathLike, config: Mapping[str, Any]) -> None:
@@ -81,10 +65,9 @@ def check_config(
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{folder}: found no {CONFIG}, legal: the folder of an earlier run")
-    try:
-        saved = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not readable as JSON ({error})") from None
+    saved = as_json(path.read_bytes(), path)
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path}: found {one_line(str(saved), 80)}, legal: the settings of a run")
     check_same(folder, saved, config, free)
 
 
@@ -106,18 +89,24 @@ def check_same(
         if saved.get(name) != config.get(name)
     ]
     if differing:
+        differing = one_line(", ".join(differing), 2000)
         raise ValueError(
-            f"{place}: found another configuration ({', '.join(differing)}), legal: the same, "
+            f"{place}: found another configuration ({differing}), legal: the same, "
             f"except {', '.join(sorted(free))}"
         )
+
+
+def settings_digest(config: Mapping[str, Any], free: Collection[str]) -> str:
+    """SHA-256 of the settings as hexadecimal digits, without those in `free` and those of None."""
+    kept = {n: v for n, v in sorted(config.items()) if n not in free and v is not None}
+    return hashlib.sha256(json.dumps(kept, allow_nan=False).encode()).hexdigest()
 
 
 def append_row(folder: str | os.PathLike, row: Mapping[str, Any]) -> dict[str, Any]:
     """Adds a line to `metrics.jsonl`; returns the row as written, None for what is not finite."""
     row = plain(row)
     if jax.process_index() == 0:
-        with open(Path(folder) / METRICS, "a") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        append_line(Path(folder) / METRICS, json.dumps(row, allow_nan=False))
     return row
 
 
@@ -134,33 +123,36 @@ def read_rows(folder: str | os.PathLike) -> list[dict[str, Any]]:
         ValueError: if a line is not JSON.
     """
     path = Path(folder) / METRICS
-    lines = path.read_text().split("\n")
-    try:
-        return [json.loads(line) for line in lines[:-1]]  # a whole line ends in a newline
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: found a line that is not JSON ({error})") from None
+    lines = path.read_bytes().split(b"\n")
+    rows = [as_json(line, path) for line in lines[:-1]]  # a whole line ends in a newline
+    for row in rows:
+        if not isinstance(row, dict) or type(row.get("round")) is not int:
+            raise ValueError(f"{path}: found {one_line(str(row), 80)}, legal: a row with its round")
+    return rows
 
 
-def drop_rows_after(folder: str | os.PathLike, last_round: int) -> list[dict[str, Any]]:
-    """Cuts `metrics.jsonl` back to the rows up to `last_round`, and returns them.
+def keep_rows(folder: str | os.PathLike, count: int) -> list[dict[str, Any]]:
+    """Cuts `metrics.jsonl` back to its first `count` rows, and returns them.
 
     Raises:
-        ValueError: if there is no row for `last_round`: what would follow has no sums to add to.
+        ValueError: if there are fewer, or their rounds do not rise.
     """
     path = Path(folder) / METRICS
-    kept = [row for row in read_rows(folder) if row["round"] <= last_round]
-    if not kept or kept[-1]["round"] != last_round:
+    rows = read_rows(folder) if path.exists() else []
+    if len(rows) < count:
         raise ValueError(
-            f"{path}: found no row for round {last_round}, legal: a row for the round of the "
-            "newest checkpoint"
+            f"{path}: found {len(rows)} rows, legal: {count}, as the checkpoint has it"
         )
-    text = "".join(json.dumps(row) + "\n" for row in kept)
-    if jax.process_index() == 0 and text != path.read_text():
+    rounds = [row["round"] for row in rows[:count]]
+    if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
+        raise ValueError(f"{path}: found rounds {rounds}, legal: each above the one before")
+    text = "".join(json.dumps(row) + "\n" for row in rows[:count])
+    if jax.process_index() == 0 and path.exists() and text != path.read_text():
         replace_file(path, text)
-    return kept
+    return rows[:count]
 
 
-def first_row(test: Mapping[str, float], compile_seconds: float, diverged: bool) -> dict[str, Any]:
+def first_row(test: Mapping[str, float], finite: bool, compile_seconds: float) -> dict[str, Any]:
     """The row of x_0: nothing was trained, so the training columns are None."""
     return {
         "round": 0,
@@ -168,67 +160,89 @@ def first_row(test: Mapping[str, float], compile_seconds: float, diverged: bool)
         **{f"test_{name}": test[name] for name in _metrics(test)},
         "participants": None,
         "rejected": None,
+        "rejected_clients": None,
         "mean_staleness": None,
         "mean_steps": None,
         "client_updates": 0,
         "samples": 0,
         "seconds": 0.0,
         "compile_seconds": compile_seconds,
-        "diverged": diverged,
+        "diverged": not finite,
+        "diverged_at": None if finite else 0,
     }
 
 
 def next_row(
-    previous: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
     info: Info,
+    clients: np.ndarray,
     test: Mapping[str, float],
+    finite: bool,
     seconds: float,
     compile_seconds: float | None,
-    diverged: bool,
+    max_rejected: int | None = None,
 ) -> dict[str, Any]:
-    """The row that follows `previous` after the rounds of `info` (stacked `[rounds, ...]`).
+    """The row that follows `rows` after the rounds of `info` (stacked `[rounds, ...]`).
 
     Args:
-        previous: the row before, whose sums go on.
-        info: the rounds since that row.
+        rows: those before, from the first on; their sums go on.
+        info: the rounds since the last of them.
+        clients: `[rounds, slots]`, whom the schedule has in their slots.
         test: "loss" and the task's other metrics, of the model after them.
+        finite: whether that model and its loss are finite.
         seconds: how long those rounds took, without compilation and evaluation.
         compile_seconds: for the first row that a process writes, otherwise None.
-        diverged: whether the model is called lost, by whoever judges that.
+        max_rejected: more uploads left out than that make a run diverged too.
 
     Returns:
         `round`, the server updates made: the row describes x_round. Since the previous row:
         `train_loss` and the other metrics, means over rounds of each round's unweighted mean over
         the uploads that counted (rounds without any left out, None without such a round);
-        `participants` and `rejected`, sums over rounds; `mean_staleness` and `mean_steps`, over
-        all slots that returned. Since round 0: `client_updates` (slots that returned, rejected ones
-        too), `samples` (useful: masked work not counted) and `seconds`.
+        `participants` and `rejected`, sums over rounds; `rejected_clients`, client -> how often;
+        `mean_staleness` and `mean_steps`, over all slots that returned. Since round 0:
+        `client_updates` (slots that returned, rejected ones too), `samples` (useful: masked work
+        not counted) and `seconds`. `diverged`: the model is not finite, its test loss is a thousand
+        times that of x_0 (below 1, or none, counts as 1; a run may come back from it), or too many
+        uploads were left out; `diverged_at`, since which round: the first after which the model was
+        not finite, or that of the first row in a series.
     """
-    counted = np.asarray(info.participants) > 0
+    previous = rows[-1]
+    counted, left_out = np.asarray(info.participants) > 0, int(np.sum(info.rejected))
     returned = np.asarray(info.present)
+    lost = has_failed(rows, finite, max_rejected, left_out)
+    diverged = lost or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"] or 0.0, 1.0)
     train = {**info.train_metrics, "loss": info.train_loss}
     return {
         "round": previous["round"] + len(counted),
         **{f"train_{name}": _mean(train[name], counted) for name in _metrics(test)},
         **{f"test_{name}": test[name] for name in _metrics(test)},
         "participants": int(np.sum(info.participants)),
-        "rejected": int(np.sum(info.rejected)),
+        "rejected": left_out,
+        "rejected_clients": _counts(np.asarray(clients)[returned & ~np.asarray(info.counted)]),
         "mean_staleness": _mean(info.staleness, returned),
         "mean_steps": _mean(info.steps, returned),
         "client_updates": previous["client_updates"] + int(returned.sum()),
         "samples": previous["samples"] + int(np.sum(info.samples, dtype=np.float64)),
         "seconds": previous["seconds"] + seconds,
         "compile_seconds": compile_seconds,
-        "diverged": diverged,
+        "diverged": bool(diverged),
+        "diverged_at": _diverged_at(previous, info) if diverged else None,
     }
 
 
-def is_diverged(test_loss: float, first_test_loss: float | None, finite: bool) -> bool:
-    """Whether a model is called lost: not finite, or a test loss of a thousand times that of x_0.
+def has_failed(
+    rows: Sequence[Mapping[str, Any]], finite: bool, max_rejected: int | None, more: int = 0
+) -> bool:
+    """Whether a run with these rows has come to nothing, and should end.
 
-    A first loss below 1, or none, counts as 1. From the second kind a run may come back.
+    Args:
+        rows: from the first on.
+        finite: whether the model and its test loss are finite.
+        max_rejected: the uploads that may be left out in all; None: any number.
+        more: uploads left out since the last row.
     """
-    return not finite or test_loss > _BLOWN_UP * max(first_test_loss or 0.0, 1.0)
+    rejected = more + sum(row["rejected"] or 0 for row in rows)
+    return not finite or (max_rejected is not None and rejected > max_rejected)
 
 
 def score_name(row: Mapping[str, Any]) -> str:
@@ -236,73 +250,32 @@ def score_name(row: Mapping[str, Any]) -> str:
     return next(name[5:] for name in row if name.startswith("test_") and name != "test_loss")
 
 
+def score_text(row: Mapping[str, Any]) -> str:
+    """The task's metric in a row, for a person."""
+    name = score_name(row)
+    value = row[f"test_{name}"]
+    return f"test {name} " + ("not finite" if value is None else f"{value:.4f}")
+
+
 def is_finite(params: Params) -> bool:
     """Whether every number of a pytree is finite."""
     return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params))
 
 
-def open_checkpoints(folder: str | os.PathLike) -> Any:
-    """The run's Orbax `CheckpointManager`: saves block, and the newest two are kept.
-
-    Orbax is imported here because it takes most of a second.
-    """
-    import orbax.checkpoint as ocp
-
-    return ocp.CheckpointManager(
-        Path(folder).absolute() / CHECKPOINTS,
-        item_handlers=ocp.StandardCheckpointHandler(),
-        options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
-    )
-
-
-def save_state(checkpoints: Any, state: State) -> None:
-    """Saves `state` under its round."""
-    import orbax.checkpoint as ocp
-
-    checkpoints.save(int(state.round), args=ocp.args.StandardSave(_with_raw_key(state)))
-
-
-def restore_state(checkpoints: Any, like: State) -> State:
-    """The newest saved state, in the structure, shapes and dtypes of `like`.
-
-    Raises:
-        FileNotFoundError: if there is no checkpoint.
-        ValueError: naming a leaf that differs from `like` in presence, shape or dtype.
-    """
-    import orbax.checkpoint as ocp
-
-    newest = checkpoints.latest_step()
-    if newest is None:
-        raise FileNotFoundError(
-            f"{checkpoints.directory}: found no checkpoint, legal: a run that got as far as one"
-        )
-    target = _with_raw_key(like)
-    saved, wanted = _leaves(checkpoints.item_metadata(newest).tree), _leaves(target)
-    for name in sorted(saved.keys() | wanted.keys()):
-        found, legal = saved.get(name), wanted.get(name)
-        if found != legal:
-            raise ValueError(f"{checkpoints.directory}: {name}: found {found}, legal: {legal}")
-    restored = checkpoints.restore(newest, args=ocp.args.StandardRestore(target))
-    key = jax.random.wrap_key_data(restored.key, impl=jax.random.key_impl(like.key))
-    return restored._replace(key=key)
-
-
-def _with_raw_key(state: State) -> State:
-    # Orbax knows arrays of numbers only, not typed keys.
-    return state._replace(key=jax.random.key_data(state.key))
-
-
-def _leaves(tree: Any) -> dict[str, str]:
-    named, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype} {leaf.shape}"
-        for path, leaf in named
-    }
-
-
 def _metrics(test: Mapping[str, float]) -> list[str]:
     """The metrics' names, the loss first."""
     return ["loss", *sorted(test.keys() - {"loss"})]
+
+
+def _counts(clients: np.ndarray) -> dict[str, int]:
+    return {str(k): int(n) for k, n in zip(*np.unique(clients, return_counts=True), strict=True)}
+
+
+def _diverged_at(previous: Mapping[str, Any], info: Info) -> int:
+    finite, before = np.asarray(info.finite), previous["round"]
+    if previous.get("diverged_at") is not None:
+        return previous["diverged_at"]
+    return before + (len(finite) if finite.all() else int(np.argmin(finite)) + 1)
 
 
 def _mean(values: Any, where: np.ndarray) -> float | None:
@@ -320,10 +293,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: a process stopped here leaves the old one or the new."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

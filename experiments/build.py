@@ -1,5 +1,6 @@
 """The parts of a run, each from its `Config`: schedule, clients, model, server, round."""
 
+import os
 from collections.abc import Callable
 
 import jax
@@ -13,7 +14,7 @@ from ccfl_jax.data.images import CHANNELS, prepare_images
 from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20, TagLogistic
 from ccfl_jax.simulate import check_schedule
 from experiments.flags import SERVERS, Config
-from experiments.rules import OF_STACKOVERFLOW
+from experiments.rules import INT32_MAX, OF_STACKOVERFLOW
 
 _MODELS = {
     "cnn": CNN,
@@ -37,13 +38,17 @@ def source(config: Config) -> tuple:
     return config.dataset, config.data_dir, *drawn, *(getattr(config, n) for n in OF_STACKOVERFLOW)
 
 
-def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict]:
-    """The train and test part of a data set, as `ccfl.load_dataset` has them."""
+def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict, int]:
+    """The train and test part, as `ccfl.load_dataset` has them, and how many clients are left out.
+
+    Those are the clients that have too few samples to be drawn.
+    """
     if dataset != "stackoverflow":
-        return ccfl.load_dataset(dataset, data_dir)
+        return *ccfl.load_dataset(dataset, data_dir), 0
     num_clients, seed, *limits = drawn
     limits = dict(zip(OF_STACKOVERFLOW, limits, strict=True))
-    return ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)[:2]
+    train, test, counts = ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)
+    return train, test, counts["too_small"]
 
 
 def schedule(config: Config) -> ccfl.Schedule:
@@ -97,9 +102,27 @@ def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The clients' row numbers one after another, and where each client's begin."""
+    """The clients' row numbers one after another, and where each client's begin.
+
+    Raises:
+        ValueError: if the data cannot be dealt so, or a client's work cannot be counted.
+    """
     lists = clients(config, train)
+    _check_visits(config, max(map(len, lists)))
     return np.concatenate(lists), np.cumsum([0, *map(len, lists)])
+
+
+def _check_visits(config: Config, largest: int) -> None:
+    """Refuses work that takes more samples in a round than int32 counts."""
+    unit, each = "local_epochs", largest
+    if config.local_steps is not None:
+        unit, each = "local_steps", config.batch_size
+    work, randomness = getattr(config, unit), config.randomness
+    if work * randomness * each > INT32_MAX:
+        raise ValueError(
+            f"--{unit}: found {work} with --randomness={randomness:g} and {each} samples each, "
+            f"legal: up to {int(INT32_MAX / each / randomness)}, {INT32_MAX} samples of a client"
+        )
 
 
 def task(dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray]) -> ccfl.Task:
@@ -129,8 +152,26 @@ def server(config: Config, rates: Rates) -> optax.GradientTransformation:
 
 
 def first_state(config: Config, task: ccfl.Task, rates: Rates, key: jax.Array) -> ccfl.State:
-    """The state before round 0."""
+    """The state before round 0.
+
+    Raises:
+        ValueError: if no device can hold the history that `max_delay` asks for.
+    """
+    _check_history(config, task)
     return ccfl.init_state(task, server(config, rates), key, config.max_delay + 1)
+
+
+def _check_history(config: Config, task: ccfl.Task) -> None:
+    """Refuses a history larger than a device, which XLA may wait for without an end."""
+    shapes = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
+    model = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host)
+    if (config.max_delay + 1) * model > room:
+        raise ValueError(
+            f"--max_delay: found {config.max_delay}, legal: up to {max(room // model - 1, 0)}, so "
+            f"many models of {model / 1e6:.3g} MB has a device of {room / 1e6:.3g} MB room for"
+        )
 
 
 def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) -> Callable:

@@ -56,9 +56,16 @@ def mesh(count: int | None) -> Mesh:
     """The first `count` devices of every process, by default all, in one axis.
 
     Raises:
-        ValueError: if there are fewer.
+        ValueError: if there are fewer, or none of the platform that JAX_PLATFORMS names.
+        RuntimeError: if JAX knows no such platform, or cannot start it.
     """
-    found = jax.devices()
+    try:
+        found = jax.devices()
+    except AssertionError:  # all that JAX says for CUDA without a GPU
+        raise ValueError(
+            f"JAX_PLATFORMS: found {jax.config.jax_platforms!r}, legal: a platform that has a "
+            "device here, as cpu"
+        ) from None
     if count is not None and count > jax.local_device_count():
         raise ValueError(
             f"--devices: found {count}, legal: 1 to {jax.local_device_count()}, "

@@ -59,8 +59,12 @@ class Config:
     rounds: int
     eval_every: int
     seed: int
+    max_rejected: int | None
+    checkpoint_every: int | None
+    keep_checkpoints: int
     out_dir: str | None
     resume: bool
+    overwrite: bool
     compute_dtype: str
     lanes: int | None
     devices: int | None
@@ -173,9 +177,19 @@ _GROUPS = {
     },
     "Run": {
         "seed": Flag(_whole(0, 2**32 - 1), 0, "of partition, schedule, model and batches"),
-        "eval_every": Flag(_whole(1), 10, "rounds between evaluations (with a checkpoint each)"),
+        "eval_every": Flag(_whole(1), 10, "rounds between evaluations"),
+        "max_rejected": Flag(
+            _whole(0), None, "uploads that may be left out as not finite; more end the run"
+        ),
+        "checkpoint_every": Flag(
+            _whole(1),
+            None,
+            "rounds between checkpoints; unset: one with each evaluation, of a sweep one a minute",
+        ),
+        "keep_checkpoints": Flag(_whole(1), 2, "newest checkpoints kept, besides the best by test"),
         "out_dir": Flag(PATH, None, "run folder; unset: runs/DATASET-SERVER-001, -002, ..."),
         "resume": Flag(_SWITCH, False, "go on from the newest checkpoint in --out_dir"),
+        "overwrite": Flag(_SWITCH, False, "remove the run that --out_dir holds, and start anew"),
         "progress": Flag(_SWITCH, True, "show a progress bar where stderr is a terminal"),
         "compilation_cache": Flag(
             PATH, "~/.cache/ccfl_jax", "folder of compiled programs, for the next start; or off"

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ from jax.tree_util import Partial
 
 import ccfl_jax as ccfl
 from ccfl_jax import layout, record, tree
-from experiments import build, devices
+from experiments import build, cadence, devices
 from experiments.flags import Config
 from experiments.rules import VARIABLE
+from experiments.underway import Position
 
 
 class Ground(NamedTuple):
@@ -62,6 +63,22 @@ class _Trials(NamedTuple):
     data: ccfl.FederatedData
 
 
+class Watch(NamedTuple):
+    """What else happens while trials train.
+
+    Attributes:
+        report: called with the rounds of each stretch, after it.
+        asked: whether to stop.
+        due: `due(config, done)`, whether to save where they stand after `done` rounds.
+        save: saves it.
+    """
+
+    report: Callable[[int], None] = lambda rounds: None
+    asked: Callable[[], bool] = lambda: False
+    due: Callable[[Config, int], bool] = lambda config, done: False
+    save: Callable[[Position], None] = lambda position: None
+
+
 def shared(config: Config) -> tuple:
     """What trials must agree in to share a program, hashable."""
     every = dataclasses.asdict(config)
@@ -72,7 +89,7 @@ def shared(config: Config) -> tuple:
 
 def ground(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Ground:
     """Loads data by `build.load(*source)`, and puts them on the devices."""
-    train, test = build.load(*source)
+    train, test, _ = build.load(*source)
     task = build.task(source[0], model, compute_dtype, train)
     data, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
     return Ground(task, train, *devices.put((data, test), mesh), mesh)
@@ -111,44 +128,116 @@ def at_once(program: Program, memory: float | None) -> tuple[int, int, float | N
 
 
 def train(
-    program: Program, configs: Sequence[Config], report: Callable[[int], None] = lambda rounds: None
-) -> list[list[dict[str, Any]]]:
-    """Trains the trials `configs`; returns the rows of each, as a run's `metrics.jsonl` holds them.
+    program: Program,
+    configs: Sequence[Config],
+    watch: Watch = Watch(),  # noqa: B008, it holds functions that change nothing
+    begun: Position | None = None,
+) -> Position:
+    """Trains the trials `configs`; their rows are as a run's `metrics.jsonl` holds them.
 
-    A trial whose model or test loss is not finite has no row after that; the others go on. Seconds
-    in a row are a trial's share of what all took together.
+    A trial that has come to nothing has no row after that; the others go on. Seconds in a row are a
+    trial's share of what all took together.
 
     Args:
         program: what they share.
         configs: one for each trial; a multiple of the devices leaves none idle.
-        report: called with the rounds of each piece, after it.
+        watch: what else happens meanwhile.
+        begun: where they stand; by default before round 0.
+
+    Returns:
+        Where they stand in the end: after the last round, or where it was asked to stop.
     """
     # Filled up here and not in every piece: the states then stay on their devices.
-    filled = [*configs, *[configs[-1]] * (-len(configs) % program.ground.mesh.size)]
-    part, config = 1 / len(configs), program.config
-    trials, _, seconds = _advance(program, _start(program, filled), 0, 0)
+    count, config = len(configs), program.config
+    filled = [*configs, *[configs[-1]] * (-count % program.ground.mesh.size)]
+    trials = _start(program, filled)
+    if begun is None:
+        trials, _, seconds = _advance(program, trials, 0, 0)
+        position = _first_rows(program, trials, count, seconds)
+    else:
+        places = np.minimum(np.arange(len(filled)), count - 1)
+        trials = trials._replace(states=jax.tree.map(lambda a: a[places], begun.states))
+        position = begun
+    done = int(trials.states.round[0])
+    for stop in cadence.stops(config, done, config.rounds):
+        if not position.alive.any():
+            break
+        trials, position, now = _go_on(program, trials, position, done, stop, watch.asked)
+        watch.report(now - done)
+        done = now
+        if done == stop and cadence.is_evaluation(config, done):
+            position = _next_rows(program, trials, position)
+        stopped = watch.asked()
+        if done < config.rounds and (stopped or watch.due(config, done)):
+            watch.save(_of_these(trials, position, count))
+        if stopped:
+            break
+    return _of_these(trials, position, count)
+
+
+def like(program: Program) -> ccfl.State:
+    """A state of the program's trials, `[1, ...]`."""
+    rates = jax.tree.map(lambda a: np.asarray(a)[None], build.rates(program.config))
+    return program.first_states(rates, jax.vmap(jax.random.key)(np.zeros(1, np.uint32)))
+
+
+def is_done(program: Program, position: Position) -> bool:
+    """Whether no trial goes on from there."""
+    done = int(position.states.round[0])
+    return done == program.config.rounds or not position.alive.any()
+
+
+def _of_these(trials: _Trials, position: Position, count: int) -> Position:
+    """The position with its states, of the trials that were asked for."""
+    if len(trials.states.round) == count:
+        return position._replace(states=trials.states)
+    return position._replace(states=jax.tree.map(lambda a: a[:count], trials.states))
+
+
+def _go_on(
+    program: Program,
+    trials: _Trials,
+    position: Position,
+    done: int,
+    stop: int,
+    asked: Callable[[], bool],
+) -> tuple[_Trials, Position, int]:
+    """`_advance` piece by piece, until `stop` or until asked to stop; and the rounds done."""
+    infos, seconds = [] if position.infos is None else [position.infos], position.seconds
+    while done < stop and not asked():
+        piece = min(done + build.PIECE, stop)
+        trials, info, more = _advance(program, trials, done, piece)
+        infos.append(jax.tree.map(lambda a: a[: len(position.rows)], info))
+        seconds, done = seconds + more, piece
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *infos) if infos else None
+    return trials, position._replace(infos=joined, seconds=seconds), done
+
+
+def _first_rows(program: Program, trials: _Trials, count: int, seconds: float) -> Position:
     tests, finite = _evaluate(program, trials)
-    alive = finite[: len(configs)]
     shares = _adaptive_shares(trials)
     rows = [
-        [record.plain(record.first_row(test, part * seconds, not fine) | own)]
-        for test, fine, own in zip(tests, alive, shares, strict=False)
+        [record.plain(record.first_row(tests[k], bool(finite[k]), seconds / count) | shares[k])]
+        for k in range(count)
     ]
-    for first in range(0, config.rounds, config.eval_every):
-        stop = min(first + config.eval_every, config.rounds)
-        if not alive.any():
-            break
-        trials, infos, seconds = _advance(program, trials, first, stop)
-        tests, finite = _evaluate(program, trials)
-        shares = _adaptive_shares(trials)
-        for k in np.flatnonzero(alive):
-            info = jax.tree.map(lambda a, k=k: a[k], infos)
-            diverged = record.is_diverged(tests[k]["loss"], rows[k][0]["test_loss"], finite[k])
-            row = record.next_row(rows[k][-1], info, tests[k], part * seconds, None, diverged)
-            rows[k].append(record.plain(row | shares[k]))
-        alive = alive & finite[: len(configs)]
-        report(stop - first)
-    return rows
+    return Position(trials.states, None, rows, finite[:count], 0.0)
+
+
+def _next_rows(program: Program, trials: _Trials, position: Position) -> Position:
+    """The position after an evaluation, with a row more for each trial that goes on."""
+    tests, finite = _evaluate(program, trials)
+    shares, limit = _adaptive_shares(trials), program.config.max_rejected
+    rows, alive = [*position.rows], position.alive.copy()
+    for k in np.flatnonzero(position.alive):
+        info = jax.tree.map(lambda a, k=k: a[k], position.infos)
+        clients = trials.schedules[k if len(trials.schedules) > 1 else 0].client
+        begin = rows[k][-1]["round"]
+        clients = clients[begin : begin + len(info.participants)]
+        came = info, clients, tests[k], bool(finite[k]), position.seconds / len(rows), None
+        row = record.next_row(rows[k], *came, limit)
+        rows[k] = [*rows[k], record.plain(row | shares[k])]
+        alive[k] = not record.has_failed(rows[k], bool(finite[k]), limit)
+    return Position(position.states, None, rows, alive, 0.0)
 
 
 def _start(program: Program, configs: Sequence[Config]) -> _Trials:
@@ -176,18 +265,14 @@ def _advance(
     program: Program, trials: _Trials, first: int, stop: int
 ) -> tuple[_Trials, ccfl.Info, float]:
     """The trials after round `stop`, what the rounds on the way brought, and the seconds taken."""
-    infos, states, started = [], trials.states, time.perf_counter()
-    for begin in range(first, max(stop, first + 1), build.PIECE):
-        pieces = [one.rounds(begin, min(begin + build.PIECE, stop)) for one in trials.schedules]
-        states, info = ccfl.run_trials(
-            trials.round_fn, states, pieces[0] if len(pieces) == 1 else pieces, trials.data,
-            program.ground.mesh, donate=True,
-        )  # fmt: skip
-        infos.append(info)
+    started = time.perf_counter()
+    pieces = [one.rounds(first, stop) for one in trials.schedules]
+    states, info = ccfl.run_trials(
+        trials.round_fn, trials.states, pieces[0] if len(pieces) == 1 else pieces, trials.data,
+        program.ground.mesh, donate=True,
+    )  # fmt: skip
     jax.block_until_ready(states)
-    seconds = time.perf_counter() - started
-    joined = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *infos)
-    return trials._replace(states=states), joined, seconds
+    return trials._replace(states=states), info, time.perf_counter() - started
 
 
 def _evaluate(program: Program, trials: _Trials) -> tuple[list[dict[str, float]], np.ndarray]:

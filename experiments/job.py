@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import CheckpointManager
 
 import ccfl_jax as ccfl
+from ccfl_jax import checkpoints as saving
+from ccfl_jax import folder as folders
 from ccfl_jax import record
 from ccfl_jax.rounds import RoundFn
 from ccfl_jax.stream import cut
@@ -24,11 +27,15 @@ _FREE_AT_RESUME = (
     "gradient_bound",
     "rounds",
     "eval_every",
+    "max_rejected",
+    "checkpoint_every",
+    "keep_checkpoints",
     "lanes",
     "devices",
     "data_memory",
     "progress",
     "resume",
+    "overwrite",
     "out_dir",
     "compilation_cache",
     "coordinator",
@@ -36,6 +43,9 @@ _FREE_AT_RESUME = (
     "process_id",
 )
 
+
+# What a run writes, and may remove.
+_FILES = (record.CONFIG, record.METRICS, record.SCHEDULE, saving.CHECKPOINTS, "curves.png")
 
 _UNKNOWN = 2**50  # bytes: a device that tells no limit is given everything
 
@@ -50,9 +60,13 @@ class Job(NamedTuple):
         round_fn: one round.
         data: the clients' training samples, on the devices or, where they are streamed, here.
         test: the test set, "x" and "y".
+        left_out: clients of the data set that have too few samples to be drawn.
         state: where the run stands.
         rows: the rows of its metrics file up to there; none before the first evaluation.
+        infos: the rounds since the last of them; None where there are none.
+        seconds: how long those rounds took.
         checkpoints: its open Orbax manager.
+        lock: on its folder; None in all processes but the first.
         mesh: the devices that clients are spread over.
         memory: bytes of a device for streamed training samples; None where it holds all.
     """
@@ -63,9 +77,13 @@ class Job(NamedTuple):
     round_fn: RoundFn
     data: ccfl.FederatedData
     test: dict[str, jax.Array]
+    left_out: int
     state: ccfl.State
     rows: list[dict[str, Any]]
+    infos: ccfl.Info | None
+    seconds: float
     checkpoints: CheckpointManager | None
+    lock: folders.Lock | None
     mesh: jax.sharding.Mesh
     memory: int | None
 
@@ -80,9 +98,9 @@ def prepare(config: Config) -> Job:
     if config.resume:
         record.check_config(config.out_dir, dataclasses.asdict(config), _FREE_AT_RESUME)
     elif config.out_dir is not None and jax.process_index() == 0:
-        record.check_unused(config.out_dir)
+        folders.check_unused(config.out_dir, _FILES if config.overwrite else None)
     schedule = build.schedule(config)
-    train, test = build.load(*build.source(config))
+    train, test, left_out = build.load(*build.source(config))
     owners = build.owners(config, train)
     task = build.task(config.dataset, config.model, config.compute_dtype, train)
     rates = build.rates(config)
@@ -97,16 +115,28 @@ def prepare(config: Config) -> Job:
     else:
         _check_pieces(schedule, data, memory)
     state, test = devices.put((state, test), mesh)
-    job = Job(config, schedule, task, round_fn, data, test, state, [], None, mesh, memory)
+    what = config, schedule, task, round_fn, data, test, left_out
+    job = Job(*what, state, [], None, 0.0, None, None, mesh, memory)
     return _resume(job) if config.resume else _start(job)
 
 
+def about(job: Job, rounds: int, rows: int, seconds: float) -> dict[str, Any]:
+    """What a checkpoint after so many rounds says besides the state."""
+    return {
+        "rows": rows,
+        "seconds": seconds,
+        "settings": record.settings_digest(dataclasses.asdict(job.config), _FREE_AT_RESUME),
+        "schedule": job.schedule.rounds(0, rounds).digest(),
+    }
+
+
 def is_over(job: Job) -> bool:
-    """Whether nothing is left to train: all rounds are done, or the model is not finite."""
+    """Whether nothing is left to train: all rounds are done, or the run has come to nothing."""
     if not job.rows:
         return False
     finite = job.rows[-1]["test_loss"] is not None and record.is_finite(job.state.params)
-    return job.rows[-1]["round"] >= job.config.rounds or not finite
+    failed = record.has_failed(job.rows, finite, job.config.max_rejected)
+    return job.rows[-1]["round"] >= job.config.rounds or failed
 
 
 def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:
@@ -133,14 +163,23 @@ def _check_pieces(schedule: ccfl.Schedule, data: ccfl.FederatedData, memory: int
 
 
 def _start(job: Job) -> Job:
-    """Makes the folder of a new run."""
+    """Makes the folder of a new run; its settings come last, and make it one to go on with."""
     folder = _numbered_folder(job.config) if job.config.out_dir is None else job.config.out_dir
     config = dataclasses.replace(job.config, out_dir=str(folder))
+    lock = None
     if jax.process_index() == 0:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        record.write_config(folder, dataclasses.asdict(config))
-        job.schedule.save(Path(folder) / record.SCHEDULE)
-    return job._replace(config=config, checkpoints=record.open_checkpoints(folder))
+        lock = folders.lock(folder)
+        try:
+            folders.check_unused(folder, _FILES if config.overwrite else None)
+            folders.clear(folder, _FILES)
+            job.schedule.save(Path(folder) / record.SCHEDULE)
+            record.write_config(folder, dataclasses.asdict(config))
+        except OSError:
+            lock.release()
+            raise
+    multihost_utils.sync_global_devices("the folder is there")  # and what was in it is gone
+    checkpoints = saving.open_checkpoints(folder, config.keep_checkpoints)
+    return job._replace(config=config, checkpoints=checkpoints, lock=lock)
 
 
 def _numbered_folder(config: Config) -> Path:
@@ -155,23 +194,57 @@ def _numbered_folder(config: Config) -> Path:
 
 
 def _resume(job: Job) -> Job:
-    """Takes up the newest checkpoint, and cuts off the rows that came after it."""
+    """Takes up the newest checkpoint that is whole, and cuts off the rows that came after it."""
+    folder = Path(job.config.out_dir)
+    lock = folders.lock(folder) if jax.process_index() == 0 else None
+    if lock and lock.left_by:
+        print(f"warning   {folder}: {lock.left_by} ended without letting it go", file=sys.stderr)
+    checkpoints = saving.open_checkpoints(folder, job.config.keep_checkpoints)
+    job = job._replace(checkpoints=checkpoints, lock=lock)
+    try:
+        job = _take_up(job)
+        if not is_over(job) and jax.process_index() == 0:
+            job.schedule.save(folder / record.SCHEDULE)
+            record.write_config(folder, dataclasses.asdict(job.config))
+    except (ValueError, OSError):
+        close(job)
+        raise
+    return job
+
+
+def close(job: Job) -> None:
+    """Waits for what is being written, and lets the folder go."""
+    try:
+        saving.close(job.checkpoints)
+    finally:
+        if job.lock is not None:
+            job.lock.release()
+
+
+def _take_up(job: Job) -> Job:
     config, folder = job.config, Path(job.config.out_dir)
-    checkpoints = record.open_checkpoints(folder)
-    state = record.restore_state(checkpoints, job.state)
-    done = int(state.round)
+    saved, broken = saving.restore(job.checkpoints, job.state)
+    for line in broken:
+        print(f"warning   {folder}: {line}", file=sys.stderr)
+    if saved is None:  # stopped before the first one
+        print(f"warning   {folder}: no checkpoint yet, from the start", file=sys.stderr)
+        record.keep_rows(folder, 0)
+        return job
+    done = int(saved.state.round)
     if done > config.rounds:
         raise ValueError(f"--rounds: found {config.rounds}, legal: at least {done}, done already")
-    saved = ccfl.Schedule.load(folder / record.SCHEDULE).rounds(0, done)
-    planned = job.schedule.rounds(0, done)
-    if not all(np.array_equal(a, b) for a, b in zip(saved[:4], planned[:4], strict=True)):
+    planned = about(job, done, 0, 0.0)
+    if planned["settings"] != saved.about["settings"]:
+        raise ValueError(
+            f"{folder / record.CONFIG}: found other settings than the checkpoint of round {done} "
+            "was made with, legal: the same"
+        )
+    kept = ccfl.Schedule.load(folder / record.SCHEDULE).rounds(0, done).digest()
+    if not kept == planned["schedule"] == saved.about["schedule"]:
         raise ValueError(
             f"{folder / record.SCHEDULE}: found another schedule in the {done} rounds done, "
             "legal: the same as now planned"
         )
-    rows = record.drop_rows_after(folder, done)
-    job = job._replace(state=state, rows=rows, checkpoints=checkpoints)
-    if not is_over(job) and jax.process_index() == 0:
-        record.write_config(folder, dataclasses.asdict(config))
-        job.schedule.save(folder / record.SCHEDULE)
-    return job
+    rows = record.keep_rows(folder, saved.about["rows"])
+    seconds = saved.about["seconds"]
+    return job._replace(state=saved.state, rows=rows, infos=saved.infos, seconds=seconds)

@@ -10,12 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from ccfl_jax import record
+from ccfl_jax.folder import as_json, replace_file
 from experiments.flags import Config
+from experiments.underway import UNDERWAY
 
 TRIALS, RESULTS, SUMMARY = "trials", "results.csv", "summary.json"
+_STATUSES = ("finished", "diverged", "failed")
+_LARGEST = 1e100  # of a number that is drawn
 
 # What may change between two starts of a sweep: none of it alters a trial.
-_FREE = ("lanes", "devices", "progress", "resume", "out_dir", "compilation_cache")
+_FREE = (
+    "checkpoint_every",
+    "keep_checkpoints",
+    "lanes",
+    "devices",
+    "progress",
+    "resume",
+    "overwrite",
+    "out_dir",
+    "compilation_cache",
+)
+FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY)  # what a sweep writes
 
 Record = dict[str, Any]  # name, status, reason, config, rows
 
@@ -38,6 +53,11 @@ def failed(name: str, config: Config, error: Exception) -> Record:
     }
 
 
+def digest(config: Config) -> str:
+    """SHA-256 of a trial's settings, but for those that may change between two starts."""
+    return record.settings_digest(asdict(config), _FREE)
+
+
 def is_of(one: Record, config: Config) -> bool:
     """Whether a record is that of a trial with these settings; a field it lacks counts as None."""
     wanted = {name: v for name, v in asdict(config).items() if name not in _FREE}
@@ -53,7 +73,7 @@ def write(folder: str | os.PathLike, one: Record) -> None:
     """Puts a trial's record on disk, whole or not at all."""
     path = _path(folder, one["name"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    record.replace_file(path, json.dumps(one, indent=None, allow_nan=False) + "\n")
+    replace_file(path, json.dumps(one, indent=None, allow_nan=False) + "\n")
 
 
 def read(folder: str | os.PathLike, trials: Mapping[str, Config]) -> dict[str, Record]:
@@ -67,15 +87,64 @@ def read(folder: str | os.PathLike, trials: Mapping[str, Config]) -> dict[str, R
         path = _path(folder, name)
         if not path.is_file():
             continue
-        try:
-            one = json.loads(path.read_text())
-            saved, status = one["config"], one["status"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: found no record of a trial ({error!r})") from None
-        record.check_same(path, saved, asdict(config), _FREE)
-        if status != "failed":
+        one = as_json(path.read_bytes(), path)
+        if not _is_record(one, name):
+            raise ValueError(
+                f"{path}: found no record of a trial, legal: one of {name!r} with its status, its "
+                "config and its rows"
+            )
+        record.check_same(path, one["config"], asdict(config), _FREE)
+        if one["status"] != "failed":
+            check_rows(one["rows"], path)
             found[name] = one
     return found
+
+
+def _is_record(one: Any, name: str) -> bool:
+    return (
+        isinstance(one, dict)
+        and one.get("name") == name
+        and one.get("status") in _STATUSES
+        and isinstance(one.get("config"), dict)
+        and isinstance(one.get("rows"), list)
+    )
+
+
+def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[str] = ()) -> None:
+    """Refuses what cannot be the rows of a run or a trial.
+
+    There is at least one; "round" rises; the training and the test score, the same in all, are
+    numbers or None.
+
+    Args:
+        rows: what was read.
+        place: the file it was read from.
+        columns: others that have to be numbers.
+
+    Raises:
+        ValueError: naming `place`, the row and what it lacks.
+    """
+    first = rows[0] if rows else None
+    names = [n for n in first if n.startswith("test_")] if isinstance(first, dict) else []
+    score = next((name[5:] for name in names if name != "test_loss"), "score")
+    before = -1
+    for number, row in enumerate(rows or [None]):
+        row = row if isinstance(row, dict) else {}
+        lacking = [name for name in ("round", *columns) if not _is_number(row.get(name))]
+        scores = [f"{part}_{score}" for part in ("train", "test")]
+        lacking += [n for n in scores if n not in row or not (row[n] is None or _is_number(row[n]))]
+        if not lacking and not (type(row["round"]) is int and row["round"] > before):
+            lacking = ["round"]
+        if lacking:
+            raise ValueError(
+                f"{place}: found in row {number} no {lacking[0]!r} as it should be, legal: rows "
+                "with a rising round and numbers"
+            )
+        before = row["round"]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST
 
 
 def write_table(path: str | os.PathLike, records: Sequence[Record]) -> None:
@@ -92,7 +161,7 @@ def write_table(path: str | os.PathLike, records: Sequence[Record]) -> None:
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)
-    record.replace_file(Path(path), text.getvalue())
+    replace_file(Path(path), text.getvalue())
 
 
 def _six_digits(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +241,7 @@ def score(one: Record) -> str:
 
 def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
     """Writes `summary` as strict JSON."""
-    record.replace_file(Path(path), json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    replace_file(Path(path), json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def finals(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -225,4 +294,7 @@ def choice_line(choice: Mapping[str, Any]) -> str:
 
 
 def _path(folder: str | os.PathLike, name: str) -> Path:
-    return Path(folder) / TRIALS / (name.replace(" ", ",") + ".json")
+    file = name.replace(" ", ",") + ".json"
+    if Path(file).name != file:
+        raise ValueError(f"trial {name!r}: found a path, legal: a name for a file in {TRIALS}")
+    return Path(folder) / TRIALS / file

@@ -46,6 +46,12 @@ def check_together(values: dict[str, object], given: set[str]) -> None:
         raise ValueError(
             "--resume: found no --out_dir, legal: with the --out_dir of the run to go on"
         )
+    if values["overwrite"] and values["out_dir"] is None:
+        raise ValueError(
+            "--overwrite: found no --out_dir, legal: with the --out_dir of the run to remove"
+        )
+    if values["overwrite"] and values["resume"]:
+        raise ValueError("--overwrite: found with --resume, legal: one of them")
 
 
 def check_sweep(values: dict[str, object], given: set[str]) -> None:

@@ -3,9 +3,11 @@
 Trials that differ in rates and seed alone are run by one compiled program, spread over the devices.
 The same seed gives the same clients, schedule and initial model to every method and rate. The
 folder holds `trials/` with a file for each, `results.csv` with every evaluation of every trial and
-`summary.json`. The same command again redoes nothing that is done.
+`summary.json`. The same command again redoes nothing that is done, and goes on with the trials that
+were under way.
 
-Exit codes: 0 done; 2 a flag, value or file was refused; 3 some trial diverged; 4 some failed.
+Exit codes: 0 done; 2 a flag, value or file was refused; 3 some trial diverged; 4 some failed; 5
+SIGTERM or SIGINT stopped it, and the same command goes on.
 """
 
 import functools
@@ -14,9 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments import cadence
 from experiments.flags import Config
+from experiments.stopping import STOPPED, on_signals
 from experiments.sweep_flags import parse_sweep, sweep_help_text
 
 if TYPE_CHECKING:
@@ -38,7 +42,10 @@ def main(argv: list[str]) -> int:
 
         from experiments import records
 
-        done = run(asked.trials, asked.out_dir, asked.memory)
+        done = run(asked.trials, asked.out_dir, asked.memory, asked.overwrite)
+    except Stopped as error:
+        print(f"stopped   {error}")
+        return STOPPED
     except ERRORS as error:
         print("sweep: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -58,7 +65,10 @@ def exit_code(done: "list[Record]") -> int:
 
 
 def run(
-    trials: Mapping[str, Config], folder: str | os.PathLike, memory: float | None = None
+    trials: Mapping[str, Config],
+    folder: str | os.PathLike,
+    memory: float | None = None,
+    overwrite: bool = False,
 ) -> "list[Record]":
     """Trains those of `trials` whose record is not in `folder` yet; returns the records of all.
 
@@ -69,29 +79,80 @@ def run(
         folder: of the sweep.
         memory: bytes of a device for trials that advance together; by default a quarter of an
             accelerator's. On a CPU each device has one at a time.
+        overwrite: whether to remove first what a sweep has left in `folder`.
 
     Raises:
-        ValueError, OSError: for a folder that holds other trials under these names, and for data
-            that cannot be read where all trials share them.
+        ValueError, OSError: for a folder that holds other trials under these names or is in use,
+            and for data that cannot be read where all trials share them.
+        Stopped: after SIGTERM or SIGINT, once all that was done is saved.
     """
-    from experiments import build, devices, group, records
+    from ccfl_jax import folder as folders
+    from experiments import records
+
+    mesh = _mesh(trials)
+    lock = folders.lock(folder)
+    if lock.left_by:
+        print(f"warning   {folder}: {lock.left_by} ended without letting it go", file=sys.stderr)
+    try:
+        if overwrite:
+            folders.check_unused(folder, records.FILES)
+            folders.clear(folder, records.FILES)
+        with on_signals() as asked:
+            return _run(trials, Path(folder), memory, mesh, asked)
+    finally:
+        lock.release()
+
+
+def _run(
+    trials: Mapping[str, Config],
+    folder: Path,
+    memory: float | None,
+    mesh: "Mesh",
+    asked: Callable[[], bool],
+) -> "list[Record]":
+    from experiments import build, group, records, underway
 
     done = records.read(folder, trials)
     left = {name: config for name, config in trials.items() if name not in done}
-    print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before", flush=True)
-    ground, clock = _ground(devices.start(next(iter(trials.values())))), _Clock(left)
+    begun = underway.groups(folder, {name: records.digest(left[name]) for name in left})
+    going = f", {sum(map(len, begun))} under way" if begun else ""
+    print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before{going}")
+    ground, clock = _ground(mesh), _Clock(left)
     if len({build.source(config) for config in left.values()}) == 1:
         first = next(iter(left.values()))  # without data there is nothing that could go on
         ground(build.source(first), first.model, first.compute_dtype)
     alike: dict[tuple, dict[str, Config]] = {}
     for name, config in left.items():
         alike.setdefault(group.shared(config), {})[name] = config
+    course = _Course(folder, begun, ground, memory, clock, asked, cadence.Minutes())
     for members in alike.values():
-        for one in _train_alike(members, ground, memory, clock):
+        for one in _train_alike(members, course):
             records.write(folder, one)
             done[one["name"]] = one
             print(f"trial     {records.line(one)}", flush=True)
     return [done[name] for name in trials]
+
+
+class Stopped(Exception):
+    """Says how a sweep that was asked to stop goes on."""
+
+
+class _Course(NamedTuple):
+    """What all trials of a sweep have in common: where, in which groups, and who is asked."""
+
+    folder: Path
+    begun: list[list[str]]
+    ground: Callable
+    memory: float | None
+    clock: "_Clock"
+    asked: Callable[[], bool]
+    minutes: cadence.Minutes
+
+
+def _mesh(trials: Mapping[str, Config]) -> "Mesh":
+    from experiments import devices
+
+    return devices.start(next(iter(trials.values())))
 
 
 def _ground(mesh: "Mesh") -> Callable:
@@ -122,50 +183,82 @@ class _Clock:
             self.said = True
 
 
-def _train_alike(
-    members: dict[str, Config], ground: Callable, memory: float | None, clock: _Clock
-) -> "Iterator[Record]":
+def _train_alike(members: dict[str, Config], course: _Course) -> "Iterator[Record]":
     """Trains trials that share a program, as many at once as devices and memory allow."""
     from experiments import build, group, records
 
     first = next(iter(members.values()))
     try:
         source = build.source(first)
-        program = group.program(first, ground(source, first.model, first.compute_dtype))
+        ground = course.ground(source, first.model, first.compute_dtype)
+        program = group.program(first, ground)
     except ERRORS as error:
         yield from (records.failed(name, config, error) for name, config in members.items())
         return
-    nbytes, together, budget = group.at_once(program, memory)
+    nbytes, together, budget = group.at_once(program, course.memory)
     limit = "" if budget is None else f" of {budget / 1e6:.3g} MB"
-    names, count = list(members), program.ground.mesh.size
-    size = together * count
+    count = program.ground.mesh.size
     print(
-        f"program   {first.server}, {first.rounds} rounds: {len(names)} trials, {together} at once "
-        f"on each of {count} devices; {nbytes / 1e6:.3g} MB a trial{limit}",
+        f"program   {first.server}, {first.rounds} rounds: {len(members)} trials, {together} at "
+        f"once on each of {count} devices; {nbytes / 1e6:.3g} MB a trial{limit}",
         flush=True,
     )
-    for start in range(0, len(names), size):
-        yield from _train(
-            program, {name: members[name] for name in names[start : start + size]}, clock
-        )
+    begun = [names for names in course.begun if names[0] in members]
+    rest = [name for name in members if not any(name in names for names in begun)]
+    size = together * count
+    for names in [*begun, *(rest[k : k + size] for k in range(0, len(rest), size))]:
+        yield from _train(program, {name: members[name] for name in names}, course)
 
 
-def _train(program: "Program", members: dict[str, Config], clock: _Clock) -> "Iterator[Record]":
-    from experiments import group, records
+def _train(program: "Program", members: dict[str, Config], course: _Course) -> "Iterator[Record]":
+    """Trains some of them together, from where they were left if they were under way."""
+    from experiments import records, underway
 
+    digests = {name: records.digest(config) for name, config in members.items()}
+    place = underway.place(course.folder, digests)
     try:
-        every = group.train(
-            program, list(members.values()), functools.partial(clock.advance, len(members))
-        )
+        every = _rows(program, members, course, place)
     except ERRORS as error:
+        underway.remove(place)
         if len(members) == 1:
             yield from (records.failed(name, config, error) for name, config in members.items())
         else:  # one of them may be the cause: each for itself
             for name, config in members.items():
-                yield from _train(program, {name: config}, clock)
+                yield from _train(program, {name: config}, course)
         return
     for (name, config), rows in zip(members.items(), every, strict=True):
         yield records.made(name, config, rows)
+    underway.remove(place)  # not before their records are written
+
+
+def _rows(
+    program: "Program", members: dict[str, Config], course: _Course, place: Path
+) -> list[list[dict[str, Any]]]:
+    from ccfl_jax import checkpoints as saving
+    from experiments import group, underway
+
+    configs, names = list(members.values()), list(members)
+    checkpoints = saving.open_checkpoints(place, program.config.keep_checkpoints)
+    try:
+        begun = underway.take_up(checkpoints, place, names, group.like(program))
+        if begun is not None:
+            course.clock.left -= len(names) * int(begun.states.round[0])
+        position = group.train(
+            program,
+            configs,
+            group.Watch(
+                functools.partial(course.clock.advance, len(names)),
+                course.asked,
+                course.minutes.is_checkpoint,
+                functools.partial(underway.save, checkpoints),
+            ),
+            begun,
+        )
+    finally:
+        saving.close(checkpoints)
+    if not group.is_done(program, position):
+        raise Stopped("the same command goes on")
+    return position.rows
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The flags of a sweep: those of a run, what to vary, and where all of it goes."""
 
 import itertools
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from experiments.flags import (
 )
 from experiments.rules import VARIABLE, check_sweep
 
+_MOST_TRIALS = 10_000
 _SWEEP = {
     "vary": Flag(PATH, None, "NAME=VALUE,VALUE,... of each flag to vary, with blanks between"),
     "trial_memory": Flag(
@@ -35,11 +37,13 @@ class Sweep(NamedTuple):
         trials: name -> settings, in the order they are run in; `out_dir` is None.
         out_dir: the sweep's folder.
         memory: bytes of a device for trials that advance together, or None.
+        overwrite: whether to remove first what a sweep has left in `out_dir`.
     """
 
     trials: dict[str, Config]
     out_dir: str
     memory: float | None
+    overwrite: bool
 
 
 def parse_sweep(argv: list[str]) -> Sweep:
@@ -59,7 +63,8 @@ def parse_sweep(argv: list[str]) -> Sweep:
         config = resolve({n: own[n] for n in FLAGS}, own_given & FLAGS.keys())
         trials[name] = replace(config, out_dir=None)
     memory = values["trial_memory"]
-    return Sweep(trials, values["out_dir"], None if memory is None else memory * 1e6)
+    memory = None if memory is None else memory * 1e6
+    return Sweep(trials, values["out_dir"], memory, values["overwrite"])
 
 
 def _combinations(vary: str) -> list[tuple[tuple[str, str], ...]]:
@@ -74,6 +79,9 @@ def _combinations(vary: str) -> list[tuple[tuple[str, str], ...]]:
                 f"different values, NAME one of {', '.join(VARIABLE)}"
             )
         axes[name] = [(name, value) for value in values]
+    count = math.prod(map(len, axes.values()))
+    if count > _MOST_TRIALS:
+        raise ValueError(f"--vary: found {count} combinations, legal: up to {_MOST_TRIALS}")
     return list(itertools.product(*axes.values()))
 
 
@@ -85,9 +93,9 @@ def sweep_help_text() -> str:
         "usage: python -m experiments.sweep --vary='NAME=VALUE,... NAME=VALUE,...' --out_dir=DIR",
         "           [--FLAG=VALUE ...]",
         "",
-        "The other flags are those of `python -m experiments.train --help`. The same command again "
-        "goes on",
-        "with a sweep that was stopped. Exit codes: 0 done, 2 refused, 3 some trial diverged, 4 "
-        "some failed.",
+        "The other flags are those of `python -m experiments.train --help`. The same command again",
+        "goes on with a sweep that was stopped. Exit codes: 0 done, 2 refused, 3 some trial "
+        "diverged,",
+        "4 some failed, 5 stopped by SIGTERM or SIGINT.",
     ]
     return "\n".join(lines + described({"Sweep": _SWEEP}))

@@ -1,25 +1,21 @@
 """Trains one federated run: `python -m experiments.train --flagfile=PRESET [--FLAG=VALUE ...]`.
 
-Exit codes: 0 done; 2 a flag, value or file was refused (one line says why); 3 the run diverged.
+Exit codes: 0 done; 2 a flag, value or file was refused (one line says why); 3 the run diverged;
+4 its record could not be written; 5 SIGTERM or SIGINT stopped it, and `--resume` goes on.
 JAX and what builds on it is imported inside the functions: `--help` and a wrong flag need not wait.
 """
 
-import contextlib
 import math
 import sys
-import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.flags import SERVERS, Config, help_text, parse
+from experiments.stopping import STOPPED, on_signals
 
 if TYPE_CHECKING:
     import numpy as np
-    from tqdm import tqdm
 
-    from ccfl_jax import FederatedData, Info, Schedule, State
     from experiments.job import Job
 
 
@@ -37,7 +33,19 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         print("train: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
-    return 3 if train(job)[-1]["diverged"] else 0
+    try:
+        rows = train(job)
+    except OSError as error:
+        print("train: " + " ".join(str(error).split()), file=sys.stderr)
+        return 4
+    if is_short(rows, job.config):
+        return STOPPED
+    return 3 if rows[-1]["diverged"] else 0
+
+
+def is_short(rows: list[dict[str, Any]], config: Config) -> bool:
+    """Whether a run was stopped before its end."""
+    return rows[-1]["round"] < config.rounds and not rows[-1]["diverged"]
 
 
 def run(config: Config) -> tuple[Path, list[dict[str, Any]]]:
@@ -58,154 +66,47 @@ def run(config: Config) -> tuple[Path, list[dict[str, Any]]]:
 def train(job: "Job") -> list[dict[str, Any]]:
     """Trains what is left of `job` and records it; prints a header before and a summary after.
 
-    Evaluates on the whole test set, with a checkpoint, at the start, every `eval_every` rounds and
-    at the end. A row is marked diverged where the model or the test loss is not finite, which ends
-    the run, or where that loss is a thousand times what it was, from which a run may come back.
+    Evaluates on the whole test set at the start, every `eval_every` rounds and at the end. A row is
+    marked diverged where the model or the test loss is not finite or more than `max_rejected`
+    uploads were left out, which end the run, or where that loss is a thousand times what it was,
+    from which a run may come back. A first SIGTERM or SIGINT ends it at the next piece's end.
 
     Returns:
         All rows of the metrics file.
+
+    Raises:
+        OSError: if the record cannot be written; what is in it is whole.
     """
     import jax
 
-    from experiments.job import is_over
-    from experiments.plot import draw_curves
+    from experiments.job import close, is_over
+    from experiments.loop import go_on
 
     first = jax.process_index() == 0  # of several processes one speaks and draws
     if first:
         print(_header(job), flush=True)
     rows = list(job.rows)
-    if not is_over(job):
-        _train_on(job, rows)
-    job.checkpoints.close()
-    curves = Path(job.config.out_dir) / "curves.png"
-    if not first:
-        return rows
-    if len(rows) > len(job.rows) or not curves.exists():
-        draw_curves(rows, curves, f"{job.config.dataset}, {job.config.server}")
-    print(_summary(rows))
-    print(f"curves    {curves}")
+    try:
+        if not is_over(job):
+            with on_signals() as asked:
+                go_on(job, rows, asked)
+        if first:
+            _show(job, rows)
+    finally:
+        close(job)
     return rows
 
 
-def _train_on(job: "Job", rows: list[dict[str, Any]]) -> None:
-    """Goes from evaluation to evaluation; each row that it adds to `rows` is on disk by then."""
-    from ccfl_jax import record
+def _show(job: "Job", rows: list[dict[str, Any]]) -> None:
+    from experiments.plot import draw_curves
 
-    config, begun = job.config, int(job.state.round)
-    with contextlib.closing(_pieces(job, begun)) as pieces:
-        state, compile_seconds = _compile(job, pieces)
-        if not rows:
-            test, finite = _evaluate(job, state)
-            row = record.first_row(test, compile_seconds, diverged=not finite)
-            rows.append(_keep(job, state, row))
-            compile_seconds = None
-            if not finite:
-                return
-        with _progress_bar(config, begun) as bar:
-            for stop in _stops(begun, config.rounds, config.eval_every):
-                state, info, seconds = _advance(job, state, stop, pieces, bar)
-                test, finite = _evaluate(job, state)
-                diverged = record.is_diverged(test["loss"], rows[0]["test_loss"], finite)
-                row = record.next_row(rows[-1], info, test, seconds, compile_seconds, diverged)
-                rows.append(_keep(job, state, row))
-                compile_seconds = None
-                score = record.score_name(row)
-                bar.set_postfix_str(f"test {score} {test[score]:.4f}")
-                if not finite:
-                    break
-
-
-def _keep(job: "Job", state: "State", row: dict[str, Any]) -> dict[str, Any]:
-    """Puts an evaluation on disk, and returns the row as written."""
-    from ccfl_jax import record
-    from experiments import build
-
-    share = build.adaptive_share(build.rates(job.config), state)
-    row = row | {"adaptive_share": float(share)}
-    # The row first: a checkpoint without its row would leave a gap that nothing fills.
-    row = record.append_row(job.config.out_dir, row)
-    record.save_state(job.checkpoints, state)
-    return row
-
-
-def _progress_bar(config: Config, begun: int) -> "tqdm":
-    from tqdm import tqdm
-
-    return tqdm(
-        total=config.rounds,
-        initial=begun,
-        unit=" rounds",
-        # None: silent where stderr is no terminal
-        disable=None if config.progress and not config.process_id else True,
-        bar_format="{l_bar}{bar}| {n}/{total} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]",
-    )
-
-
-def _stops(begun: int, rounds: int, every: int) -> list[int]:
-    """The rounds after `begun` with an evaluation: the multiples of `every`, and the end."""
-    return [*range((begun // every + 1) * every, rounds, every), rounds]
-
-
-def _pieces(job: "Job", begun: int) -> Iterator[tuple["Schedule", "FederatedData"]]:
-    """What is run at once, rounds and their data: first no rounds, then none past an evaluation."""
-    import ccfl_jax as ccfl
-    from experiments import devices
-    from experiments.build import PIECE
-
-    rest = job.schedule.rounds(begun, job.config.rounds)
-    parts = [(rest, job.data)]
-    if job.memory is not None:
-        put = partial(devices.put, mesh=job.mesh)
-        parts = ccfl.stream_rounds(rest, job.data, job.memory, put)
-    done = begun
-    for part, data in parts:
-        if done == begun:
-            yield part.rounds(0, 0), data
-        first = done
-        for stop in _stops(done, done + len(part.client), job.config.eval_every):
-            for start in range(first, stop, PIECE):
-                yield part.rounds(start - done, min(start + PIECE, stop) - done), data
-            first = stop
-        done = first
-
-
-def _compile(job: "Job", pieces: Iterator) -> tuple["State", float]:
-    """The state, and the seconds that compilation took."""
-    import ccfl_jax as ccfl
-
-    no_rounds, data = next(pieces)
-    started = time.perf_counter()
-    state, _ = ccfl.run_rounds(job.round_fn, job.state, no_rounds, data, donate=True)
-    return state, time.perf_counter() - started
-
-
-def _advance(
-    job: "Job", state: "State", stop: int, pieces: Iterator, bar: "tqdm"
-) -> tuple["State", "Info", float]:
-    """The state after `stop` rounds in all, the infos on the way there, the seconds it took."""
-    import jax
-    import numpy as np
-
-    import ccfl_jax as ccfl
-
-    infos, started = [], time.perf_counter()
-    while int(state.round) < stop:
-        # A piece that had a name here would still be in memory while the next one comes.
-        state, info = ccfl.run_rounds(job.round_fn, state, *next(pieces), donate=True)
-        infos.append(info)
-        bar.update(len(info.train_loss))
-    jax.block_until_ready(state)
-    seconds = time.perf_counter() - started
-    return state, jax.tree.map(lambda *parts: np.concatenate(parts), *infos), seconds
-
-
-def _evaluate(job: "Job", state: "State") -> tuple[dict[str, float], bool]:
-    """Loss and accuracy on the test set, and whether that loss and the model are finite."""
-    import ccfl_jax as ccfl
-    from ccfl_jax import record
-
-    test = ccfl.evaluate(job.task, state.params, job.test)
-    return test, math.isfinite(test["loss"]) and record.is_finite(state.params)
+    curves = Path(job.config.out_dir) / "curves.png"
+    if len(rows) > len(job.rows) or not curves.exists():
+        draw_curves(rows, curves, f"{job.config.dataset}, {job.config.server}")
+    print(_summary(rows))
+    if is_short(rows, job.config):
+        print(f"stopped   --resume --out_dir={job.config.out_dir} goes on")
+    print(f"curves    {curves}")
 
 
 def _header(job: "Job") -> str:
@@ -228,7 +129,7 @@ def _header(job: "Job") -> str:
             f"data      {config.dataset}: {sizes.sum()} to train, {len(job.test['y'])} to test"
             f"{_streamed(job)}",
             f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
-            f"{np.median(sizes):g}, max {sizes.max()}",
+            f"{np.median(sizes):g}, max {sizes.max()}{_left_out(job)}",
             f"local     1 to {most} {unit} of SGD, rate {config.local_lr:g}, batch "
             f"{config.batch_size}; delta divided by {config.normalise}",
             f"method    {config.server}: {', '.join(method)}",
@@ -241,6 +142,12 @@ def _header(job: "Job") -> str:
             *_theorem(job, sizes),
         ]
     )
+
+
+def _left_out(job: "Job") -> str:
+    if not job.left_out:
+        return ""
+    return f"; {job.left_out} more have fewer than {job.config.min_examples} and are left out"
 
 
 def _theorem(job: "Job", sizes: "np.ndarray") -> list[str]:

@@ -61,8 +61,12 @@ def test_defaults_are_the_papers():
         "rounds": 500,
         "eval_every": 10,
         "seed": 0,
+        "max_rejected": None,
+        "checkpoint_every": None,
+        "keep_checkpoints": 2,
         "out_dir": None,
         "resume": False,
+        "overwrite": False,
         "compute_dtype": "float32",
         "lanes": None,
         "devices": None,
@@ -301,6 +305,8 @@ def test_help_and_complaints_load_nothing(tmp_path, arg, code):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["--overwrite"], "--overwrite: found no --out_dir"),
+        (["--overwrite", "--resume", "--out_dir=a"], "--overwrite: found with --resume"),
         (["--coordinator=here"], "--coordinator: found 'here' with --num_processes=None"),
         (["--coordinator=here:1", "--num_processes=2"], "legal: auto, or HOST:PORT with both"),
         (

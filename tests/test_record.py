@@ -5,9 +5,8 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from problems import federated, make_schedule, softmax_task
+from problems import softmax_task
 
 import ccfl_jax as ccfl
 from ccfl_jax import record
@@ -23,6 +22,8 @@ def _info(**changes):
         train_metrics={"accuracy": np.array([0.25, 0.5], np.float32)},
         participants=np.array([2, 2]),
         rejected=np.array([1, 1]),
+        finite=np.array([True, True]),
+        counted=np.array([[True, True, False], [False, True, True]]),
         present=np.ones((2, 3), bool),
         staleness=np.array([[0, 0, 0], [1, 0, 1]]),
         steps=np.array([[1, 2, 3], [4, 5, 6]]),
@@ -31,9 +32,13 @@ def _info(**changes):
     return ccfl.Info(**{**fields, **changes})
 
 
-def _next_row(info, **changes):
-    before = {**record.first_row(_TEST, 2.0, False), **changes}
-    return record.next_row(before, info, _TEST, 0.5, None, False)
+_CLIENTS = np.array([[7, 8, 9], [9, 8, 7]])
+
+
+def _next_row(info, finite=True, max_rejected=None, test=_TEST, **changes):
+    before = {**record.first_row(_TEST, True, 2.0), **changes}
+    came = info, _CLIENTS, test, finite, 0.5, None
+    return record.next_row([before], *came, max_rejected)
 
 
 def _strict(text):
@@ -52,16 +57,6 @@ def _numbers(tree):
         np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a)
         for a in jax.tree.leaves(tree)
     ]
-
-
-def test_check_unused(tmp_path):
-    record.check_unused(tmp_path)
-    record.check_unused(tmp_path / "new")
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError, match=r"found a folder with content"):
-        record.check_unused(tmp_path)
-    with pytest.raises(FileExistsError, match=r"file: found a file"):
-        record.check_unused(tmp_path / "file")
 
 
 def test_config_says_what_ran_where(tmp_path):
@@ -120,29 +115,48 @@ def test_a_line_cut_off_in_writing_is_left_out(tmp_path):
     path = tmp_path / record.METRICS
     path.write_text('{"round": 0}\n{"round": 1}\n{"rou')
     assert record.read_rows(tmp_path) == [{"round": 0}, {"round": 1}]
-    assert record.drop_rows_after(tmp_path, 1) == [{"round": 0}, {"round": 1}]
+    assert record.keep_rows(tmp_path, 2) == [{"round": 0}, {"round": 1}]
     record.append_row(tmp_path, {"round": 2})
     assert [_strict(line)["round"] for line in path.read_text().splitlines()] == [0, 1, 2]
 
 
 def test_damaged_metrics_file(tmp_path):
     (tmp_path / record.METRICS).write_text('{"round": 0}\n{"rou\n{"round": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl: found a line that is not JSON"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl: not readable as JSON"):
         record.read_rows(tmp_path)
 
 
-def test_drop_rows_after(tmp_path):
+def test_keep_rows(tmp_path):
     for number in (0, 5, 10):
         record.append_row(tmp_path, {"round": number})
-    assert record.drop_rows_after(tmp_path, 5) == [{"round": 0}, {"round": 5}]
+    assert record.keep_rows(tmp_path, 2) == [{"round": 0}, {"round": 5}]
     assert record.read_rows(tmp_path) == [{"round": 0}, {"round": 5}]
-    with pytest.raises(ValueError, match=r"found no row for round 4"):
-        record.drop_rows_after(tmp_path, 4)
+    with pytest.raises(ValueError, match=r"metrics.jsonl: found 2 rows, legal: 3, as the check"):
+        record.keep_rows(tmp_path, 3)
     assert len(record.read_rows(tmp_path)) == 2
+    assert record.keep_rows(tmp_path, 0) == [] == record.read_rows(tmp_path)
+
+
+def test_rounds_that_do_not_rise_are_refused(tmp_path):
+    for number in (0, 5, 5):
+        record.append_row(tmp_path, {"round": number})
+    with pytest.raises(ValueError, match=r"found rounds \[0, 5, 5\], legal: each above"):
+        record.keep_rows(tmp_path, 3)
+    assert len(record.keep_rows(tmp_path, 2)) == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["3", "{}", '{"round": "1"}', '{"round": NaN}', "\xff", "[" * 9999]
+)
+def test_a_line_that_is_no_row(tmp_path, line):
+    (tmp_path / record.METRICS).write_bytes(f"{line}\n".encode("latin1"))
+    with pytest.raises(ValueError, match=r"metrics.jsonl: (found|not readable)") as caught:
+        record.read_rows(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_first_and_next_row_have_the_same_columns():
-    first = record.first_row(_TEST, 2.0, False)
+    first = record.first_row(_TEST, True, 2.0)
     assert list(first) == list(_next_row(_info()))
     assert (first["round"], first["train_loss"], first["compile_seconds"]) == (0, None, 2.0)
 
@@ -157,6 +171,7 @@ def test_next_row_means_and_sums():
         "test_accuracy": 0.25,
         "participants": 4,
         "rejected": 2,
+        "rejected_clients": {"9": 2},  # in the last slot of the first, in the first of the second
         "mean_staleness": 2 / 6,
         "mean_steps": 21 / 6,
         "client_updates": 4 + 6,
@@ -164,6 +179,7 @@ def test_next_row_means_and_sums():
         "seconds": 2.5,
         "compile_seconds": None,
         "diverged": False,
+        "diverged_at": None,
     }
 
 
@@ -207,93 +223,34 @@ def test_is_finite(bad):
     assert not record.is_finite({**params, "b": params["b"].at[3].set(bad)})
 
 
-def test_server_state_goes_on_after_restoring(tmp_path):
-    # Three rounds, saved and restored, then one where nobody comes back with anything but zero:
-    # only momentum that was really restored can move the model.
-    task, server = softmax_task(), ccfl.cc_fedams(0.1)
-    round_fn = ccfl.build_round(task, server, local=optax.sgd(0.1), batch_size=2)
-    data, *_ = federated([4, 5, 6])
-    schedule = make_schedule([[0, 1], [1, 2], [2, 0], [0, 1]], work=2)
-    state, _ = ccfl.run_rounds(round_fn, _state(server), schedule.rounds(0, 3), data)
-    checkpoints = record.open_checkpoints(tmp_path)
-    record.save_state(checkpoints, state)
-    checkpoints.close()
-
-    reopened = record.open_checkpoints(tmp_path)
-    restored = record.restore_state(reopened, _state(server))
-    reopened.close()
-    assert jax.tree.structure(restored) == jax.tree.structure(state)
-    for ours, theirs in zip(_numbers(restored), _numbers(state), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    adaptive = next(s for s in restored.server if hasattr(s, "mu"))
-    assert int(adaptive.count) == 3
-    zeros = jax.tree.map(jnp.zeros_like, restored.params)
-    updates, _ = server.update(zeros, restored.server, restored.params)
-    assert all(bool((jnp.abs(u) > 0).any()) for u in jax.tree.leaves(updates))
-    rest = schedule.rounds(3, 4)
-    straight, _ = ccfl.run_rounds(round_fn, state, rest, data)
-    resumed, _ = ccfl.run_rounds(round_fn, restored, rest, data)
-    for ours, theirs in zip(_numbers(resumed), _numbers(straight), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+def test_a_lost_model_is_marked_since_the_round_that_lost_it():
+    lost = _info(finite=np.array([False, False]))
+    row = _next_row(lost, finite=False, test={"loss": float("nan"), "accuracy": 0.1}, round=10)
+    assert (row["diverged"], row["diverged_at"]) == (True, 11)
+    later = _next_row(_info(finite=np.array([True, False])), finite=False, round=10)
+    assert (later["diverged"], later["diverged_at"]) == (True, 12)
 
 
-def test_bfloat16_and_plain_servers_are_restored(tmp_path):
-    state = _state(optax.sgd(1.0, momentum=0.9), softmax_task(jnp.bfloat16))
-    checkpoints = record.open_checkpoints(tmp_path)
-    record.save_state(checkpoints, state)
-    restored = record.restore_state(checkpoints, state)
-    checkpoints.close()
-    assert restored.params["w"].dtype == jnp.bfloat16
-    assert jax.tree.structure(restored) == jax.tree.structure(state)
-    for ours, theirs in zip(_numbers(restored), _numbers(state), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+def test_a_loss_that_blew_up_is_marked_and_may_come_back():
+    # 1.5 at first: lost above 1,500.
+    assert not _next_row(_info(), test={"loss": 1500.0, "accuracy": 0.1})["diverged"]
+    blown = _next_row(_info(), test={"loss": 1501.0, "accuracy": 0.1}, round=10)
+    assert (blown["diverged"], blown["diverged_at"]) == (True, 12)
+    series = _next_row(_info(), test={"loss": 1501.0, "accuracy": 0.1}, round=12, diverged_at=12)
+    assert series["diverged_at"] == 12
+    back = _next_row(_info(), round=14, diverged_at=12)
+    assert (back["diverged"], back["diverged_at"]) == (False, None)
 
 
-def test_the_newest_two_checkpoints_are_kept(tmp_path):
-    state = _state(ccfl.cc_fedavg())
-    checkpoints = record.open_checkpoints(tmp_path)
-    for number in (0, 10, 20, 25):
-        record.save_state(checkpoints, state._replace(round=jnp.int32(number)))
-    assert checkpoints.all_steps() == [20, 25]
-    assert int(record.restore_state(checkpoints, state).round) == 25
-    checkpoints.close()
+@pytest.mark.parametrize(
+    ("before", "most", "lost"), [(3, 5, False), (4, 5, True), (4, None, False)]
+)
+def test_more_rejected_uploads_than_may_be_end_a_run(before, most, lost):
+    row = _next_row(_info(), max_rejected=most, rejected=before)  # two more
+    assert row["diverged"] == lost == record.has_failed([{"rejected": before}, row], True, most)
 
 
-def test_no_checkpoint(tmp_path):
-    checkpoints = record.open_checkpoints(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"checkpoints: found no checkpoint"):
-        record.restore_state(checkpoints, _state(ccfl.cc_fedavg()))
-    checkpoints.close()
-
-
-def test_checkpoint_of_another_model(tmp_path):
-    checkpoints = record.open_checkpoints(tmp_path)
-    record.save_state(checkpoints, _state(ccfl.cc_fedams(0.1), history_length=3))
-    with pytest.raises(
-        ValueError, match=r"history.models.b: found float32 \(3, 3\), legal: float32 \(4, 3\)"
-    ):
-        record.restore_state(checkpoints, _state(ccfl.cc_fedams(0.1), history_length=4))
-    with pytest.raises(ValueError, match=r"server.0.count: found int32 \(\), legal: None"):
-        record.restore_state(checkpoints, _state(ccfl.cc_fedavg(), history_length=3))
-    with pytest.raises(ValueError, match=r"bfloat16"):
-        record.restore_state(checkpoints, _state(ccfl.cc_fedams(0.1), softmax_task(jnp.bfloat16)))
-    checkpoints.close()
-
-
-def test_checkpointing_changes_no_number(tmp_path):
-    # Buffers are donated to the next piece: what was saved must be what was there before it.
-    task, server = softmax_task(), ccfl.cc_fedadam(0.1)
-    round_fn = ccfl.build_round(task, server, local=optax.sgd(0.1), batch_size=2)
-    data, *_ = federated([4, 5])
-    schedule = make_schedule([[0, 1]] * 4, staleness=[[0], [1], [2], [2]])
-    whole, _ = ccfl.run_rounds(round_fn, _state(server), schedule, data)
-    checkpoints = record.open_checkpoints(tmp_path)
-    state, saved = _state(server), []
-    for t in range(4):
-        record.save_state(checkpoints, state)
-        saved.append(_numbers(record.restore_state(checkpoints, state)))
-        state, _ = ccfl.run_rounds(round_fn, state, schedule.rounds(t, t + 1), data, donate=True)
-    checkpoints.close()
-    for ours, theirs in zip(_numbers(state), _numbers(whole), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert [int(numbers[-2]) for numbers in saved] == [0, 1, 2, 3]
+def test_digest_of_settings_leaves_out_what_is_free_and_what_is_none():
+    digest = record.settings_digest(_CONFIG, ("rounds",))
+    assert digest == record.settings_digest({"seed": 0, "alpha": 0.5, "rounds": 99}, ("rounds",))
+    assert digest != record.settings_digest({**_CONFIG, "seed": 1}, ("rounds",))

@@ -1,10 +1,20 @@
 """experiments/records.py and verdict.py: what is chosen, and whether a claim held."""
 
+import json
 import math
 
 import pytest
 
 from experiments import flags, paper, records, verdict
+
+ROW = {
+    "round": 0,
+    "train_accuracy": None,
+    "test_loss": None,
+    "test_accuracy": 0.1,
+    "seconds": 0.0,
+    "diverged": False,
+}
 
 
 def made(name, scores, status="finished", rounds=10, server=None, seed=0, **config):
@@ -156,19 +166,84 @@ def test_a_sensitivity_claim_counts_the_values_in_its_range():
     assert line == ("base", [0.5])
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"config": 3}'])
-def test_a_damaged_record_is_refused_with_its_name(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not readable as JSON"),
+        ("{", "not readable as JSON"),
+        ("\udcff", "not readable as JSON"),
+        ("[" * 100_000, "not readable as JSON"),
+        ('{"rows": [NaN]}', "not readable as JSON"),
+        ("[]", "found no record of a trial"),
+        ("{}", "found no record of a trial"),
+        ('{"config": 3}', "found no record of a trial"),
+    ],
+)
+def test_a_damaged_record_is_refused_with_its_name(tmp_path, content, message):
     config = flags.parse(["x", "--server_lr=1"])
     records.write(tmp_path, records.failed("server_lr=1", config, ValueError("no")))
     (path,) = (tmp_path / records.TRIALS).iterdir()
-    path.write_text(content)
-    with pytest.raises(ValueError, match="server_lr=1.json: found no record of a trial"):
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=f"server_lr=1.json: {message}"):
         records.read(tmp_path, {"server_lr=1": config})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": "server_lr=2"}, {"status": "won"}, {"status": []}, {"config": []}, {"rows": {}}],
+)
+def test_a_record_of_another_form_is_refused(tmp_path, change):
+    config = flags.parse(["x", "--server_lr=1"])
+    one = records.made("server_lr=1", config, [ROW])
+    records.write(tmp_path, one)
+    (path,) = (tmp_path / records.TRIALS).iterdir()
+    path.write_text(json.dumps({**one, **change}))
+    with pytest.raises(
+        ValueError, match=r"found no record of a trial, legal: one of 'server_lr=1'"
+    ):
+        records.read(tmp_path, {"server_lr=1": config})
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "found in row 0 no 'round'"),
+        ([3], "found in row 0 no 'round'"),
+        ([{**ROW, "round": 0.0}], "found in row 0 no 'round'"),
+        ([{**ROW, "round": -1}], "found in row 0 no 'round'"),
+        ([ROW, ROW], "found in row 1 no 'round'"),
+        ([{**ROW, "round": 10**400}], "found in row 0 no 'round'"),
+        ([{**ROW, "test_accuracy": "0.1"}], "found in row 0 no 'test_accuracy'"),
+        ([{**ROW, "test_accuracy": True}], "found in row 0 no 'test_accuracy'"),
+        ([{**ROW, "train_accuracy": 1e300}], "found in row 0 no 'train_accuracy'"),
+        (
+            [ROW, {"round": 1, "seconds": 1.0, "test_accuracy": 0.1}],
+            "found in row 1 no 'train_accuracy'",
+        ),
+        ([{"round": 0, "seconds": 0, "test_loss": 0.1}], "found in row 0 no 'train_score'"),
+        ([{**ROW, "seconds": None}], "found in row 0 no 'seconds'"),
+    ],
+)
+def test_what_cannot_be_rows_is_refused_by_its_place(rows, message):
+    records.check_rows([ROW, {**ROW, "round": 5, "train_accuracy": 1}], "file", ("seconds",))
+    with pytest.raises(ValueError) as error:
+        records.check_rows(rows, "file", ("seconds",))
+    assert str(error.value).startswith(f"file: {message} as it should be, legal: rows with")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "/x", "server=a seed=../../1"])
+def test_a_trial_whose_name_is_a_path_is_refused(tmp_path, name):
+    config = flags.parse(["x", "--server_lr=1"])
+    with pytest.raises(ValueError, match="found a path, legal: a name for a file in trials"):
+        records.write(tmp_path, records.failed(name, config, ValueError("no")))
+    with pytest.raises(ValueError, match="found a path"):
+        records.read(tmp_path, {name: config})
+    assert not list(tmp_path.iterdir())
 
 
 def test_records_come_back_and_failed_ones_do_not(tmp_path):
     config = flags.parse(["x", "--server_lr=1"])
-    row = {"round": 0, "test_accuracy": 0.1, "test_loss": None, "diverged": True}
+    row = {**ROW, "diverged": True}
     records.write(tmp_path, records.made("a=1 b=2", config, [row]))
     records.write(tmp_path, records.failed("a=2 b=2", config, MemoryError("all\nof it")))
     found = records.read(tmp_path, dict.fromkeys(("a=1 b=2", "a=2 b=2", "a=3 b=2"), config))

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import shutil
 
 import pytest
 
@@ -11,6 +12,7 @@ import ccfl_jax as ccfl
 from experiments import build, devices, flags, group, records, sweep, train
 from experiments.sweep_flags import parse_sweep
 
+_HUNDRED = ",".join(map(str, range(100)))
 _BASE = [
     "--dataset=digits",
     "--model=logistic",
@@ -183,7 +185,7 @@ def test_trials_whose_own_data_cannot_be_read_fail_alone(tmp_path, monkeypatch):
     def load(dataset, data_dir):
         if data_dir:
             raise FileNotFoundError(f"{data_dir}: nothing there")
-        return ccfl.load_dataset(dataset)
+        return *ccfl.load_dataset(dataset), 0
 
     monkeypatch.setattr(build, "source", source)
     monkeypatch.setattr(build, "load", load)
@@ -221,6 +223,25 @@ def test_memory_of_a_trial():
     assert group.at_once(program, None) == (2 * (4 * floats + 4 + 4) + 3 * 4 * 4 * 650, 1, None)
 
 
+def test_overwriting_a_sweep(swept, tmp_path, capsys):
+    folder = tmp_path / "o"
+    shutil.copytree(swept[0], folder)
+    args = _args(folder, "--server=cc_fedsgd", "--vary=server_lr=0.1,1", "--rounds=2")
+    (folder / "notes.txt").write_text("mine")
+    before = _files(folder)
+    assert sweep.main([*args, "--overwrite"]) == 2
+    assert "found notes.txt, legal: to overwrite" in capsys.readouterr().err
+    assert _files(folder) == before
+    (folder / "notes.txt").unlink()
+    assert sweep.main([*args, "--overwrite"]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "results.csv",
+        "summary.json",
+        "trials",
+    ]
+    assert len([*(folder / "trials").iterdir()]) == 2
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -229,6 +250,10 @@ def test_memory_of_a_trial():
         (["--vary=server_lr=1,1"], "--vary: found 'server_lr=1,1'"),
         (["--vary=server_lr=1,"], "--vary: found 'server_lr=1,'"),
         (["--vary=seed=1 seed=2"], "--vary: found 'seed=2'"),
+        (
+            [f"--vary=seed={_HUNDRED} local_lr={_HUNDRED},100"],
+            "--vary: found 10100 combinations, legal: up to 10000",
+        ),
         (["--vary=server_lr=-1"], "--server_lr: found -1"),
         (["--vary=server_lr=fast"], "--server_lr: found 'fast'"),
         (["--vary=server=cc_fedavg,cc_fedsgd server_lr=0.1"], "--server_lr: found 0.1"),

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import ccfl_jax as ccfl
-from ccfl_jax import record
+from ccfl_jax import checkpoints, record
 from ccfl_jax.stream import cut
-from experiments import build, devices, flags, job, train
+from experiments import build, cadence, devices, flags, job, loop, train
 
 _BASE = [
     "--dataset=digits",
@@ -55,10 +55,10 @@ def _without_clocks(rows):
 
 
 def _restored(folder, like):
-    checkpoints = record.open_checkpoints(folder)
-    state = record.restore_state(checkpoints, like)
-    checkpoints.close()
-    return state
+    kept = checkpoints.open_checkpoints(folder)
+    saved, _ = checkpoints.restore(kept, like)
+    checkpoints.close(kept)
+    return saved.state
 
 
 def _contents(folder):
@@ -146,7 +146,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, ready, tmp_path, ca
     # Stopped between the row of round 6 and its checkpoint: round 6 is run and written again. The
     # larger total, the other cadence and the lanes are free to change.
     folder = _copy(straight[0], tmp_path / "a")
-    shutil.rmtree(folder / record.CHECKPOINTS / "6")
+    shutil.rmtree(folder / checkpoints.CHECKPOINTS / "6")
     args = ["--rounds=7", "--eval_every=3", "--lanes=3", "--resume"]
     assert _main(*args, f"--out_dir={folder}") == 0
     rows = _rows(folder)
@@ -157,7 +157,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, ready, tmp_path, ca
     assert json.loads((folder / record.CONFIG).read_text())["rounds"] == 7
     assert len(ccfl.Schedule.load(folder / record.SCHEDULE).client) == 7
     assert "after 7 rounds" in capsys.readouterr().out
-    shutil.rmtree(folder / record.CHECKPOINTS / "7")
+    shutil.rmtree(folder / checkpoints.CHECKPOINTS / "7")
     resumed, whole = (_restored(path, ready.state) for path in (folder, straight[0]))
     assert int(resumed.round) == int(whole.round) == 6
     numbers = [jax.tree.leaves(state._replace(key=None)) for state in (resumed, whole)]
@@ -200,7 +200,7 @@ def test_a_streamed_run_is_the_same_run(straight, ready, tmp_path, capsys):
 
 def test_going_on_from_a_whole_run_to_a_streamed_one(straight, tmp_path, capsys):
     folder = _copy(straight[0], tmp_path / "a")
-    shutil.rmtree(folder / record.CHECKPOINTS / "6")
+    shutil.rmtree(folder / checkpoints.CHECKPOINTS / "6")
     args = ["--rounds=6", "--eval_every=2", "--resume", f"--out_dir={folder}"]
     assert _main(*args, "--data_memory=0.25") == 0
     assert _without_clocks(_rows(folder)) == _without_clocks(straight[1])
@@ -246,10 +246,10 @@ def test_evaluations_and_long_stretches_cut_pieces(ready):
     long = ready._replace(
         schedule=schedule, config=dataclasses.replace(ready.config, rounds=700, eval_every=300)
     )
-    pieces = [piece.client for piece, _ in train._pieces(long, 0)]
+    pieces = [piece.client for piece, _ in loop._pieces(long, 0)]
     assert [len(piece) for piece in pieces] == [0, 250, 50, 250, 50, 100]
     np.testing.assert_array_equal(np.concatenate(pieces), schedule.client)
-    later = [piece.client for piece, _ in train._pieces(long, 290)]
+    later = [piece.client for piece, _ in loop._pieces(long, 290)]
     assert [len(piece) for piece in later] == [0, 10, 250, 50, 100]
     np.testing.assert_array_equal(np.concatenate(later), schedule.client[290:])
 
@@ -289,6 +289,67 @@ def test_resume_on_another_schedule(straight, tmp_path, capsys):
     schedule.save(folder / record.SCHEDULE)
     assert _main("--rounds=9", "--resume", f"--out_dir={folder}") == 2
     assert "schedule.npz: found another schedule in the 6 rounds done" in capsys.readouterr().err
+
+
+def test_resume_under_settings_that_were_edited_in_the_record(straight, tmp_path, capsys):
+    """The checkpoint knows what it was made with, whatever config.json says since."""
+    folder = _copy(straight[0], tmp_path / "a")
+    config = folder / record.CONFIG
+    config.write_text(config.read_text().replace('"local_lr": 0.01', '"local_lr": 0.02'))
+    args = ["--rounds=9", "--local_lr=0.02", "--resume", f"--out_dir={folder}"]
+    assert _main(*args) == 2
+    error = capsys.readouterr().err
+    assert "config.json: found other settings than the checkpoint of round 6 was made" in error
+    assert not (folder / "lock").exists()
+
+
+def test_going_on_past_a_damaged_checkpoint(straight, tmp_path, capsys):
+    folder = _copy(straight[0], tmp_path / "a")
+    (newest,) = (folder / checkpoints.CHECKPOINTS / "6").rglob("about/metadata")
+    newest.write_bytes(newest.read_bytes()[:20])
+    assert _main("--rounds=6", "--eval_every=2", "--resume", f"--out_dir={folder}") == 0
+    error = capsys.readouterr().err
+    assert f"warning   {folder}: the checkpoint of round 6 is not whole (" in error
+    assert _without_clocks(_rows(folder)) == _without_clocks(straight[1])
+
+
+def test_going_on_before_the_first_checkpoint(straight, tmp_path, capsys):
+    """Killed right after the folder was made, or after its first row: from the start."""
+    folder = _copy(straight[0], tmp_path / "a")
+    shutil.rmtree(folder / checkpoints.CHECKPOINTS)
+    assert _main("--rounds=6", "--eval_every=2", "--resume", f"--out_dir={folder}") == 0
+    assert f"warning   {folder}: no checkpoint yet, from the start" in capsys.readouterr().err
+    assert _without_clocks(_rows(folder)) == _without_clocks(straight[1])
+
+
+def test_overwriting_a_run(straight, tmp_path, capsys):
+    folder = _copy(straight[0], tmp_path / "a")
+    assert _main("--rounds=1", "--overwrite", f"--out_dir={folder}") == 0
+    assert [row["round"] for row in _rows(folder)] == [0, 1]
+    (folder / "notes.txt").write_text("mine")
+    before = _contents(folder)
+    assert _main("--rounds=2", "--overwrite", f"--out_dir={folder}") == 2
+    assert f"{folder}: found notes.txt, legal: to overwrite a folder of" in capsys.readouterr().err
+    assert _contents(folder) == before
+
+
+def test_too_many_rejected_uploads_end_a_run(tmp_path, capsys):
+    """At a local rate of 1e30 no upload is finite: three a round, the limit passed by round 4."""
+    folder = tmp_path / "a"
+    args = ["--model=mlp", "--local_lr=1e30", "--rounds=8", "--eval_every=2", "--max_rejected=7"]
+    assert _main(*args, f"--out_dir={folder}") == 3
+    rows = _rows(folder)
+    assert [row["round"] for row in rows] == [0, 2, 4]
+    assert [row["rejected"] for row in rows] == [None, 6, 6]
+    assert [row["diverged_at"] for row in rows] == [None, None, 4]
+    schedule = ccfl.Schedule.load(folder / record.SCHEDULE)
+    names, counts = np.unique(schedule.client[2:4], return_counts=True)
+    assert rows[2]["rejected_clients"] == dict(zip(map(str, names), map(int, counts), strict=True))
+    assert "DIVERGED" in capsys.readouterr().out
+    # With a higher limit it goes on.
+    args[-1] = "--max_rejected=99"
+    assert _main(*args, f"--out_dir={folder}", "--resume") == 0
+    assert _rows(folder)[-1]["round"] == 8
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
@@ -461,17 +522,27 @@ def test_every_server_gets_its_hyperparameters(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("begun", "rounds", "every", "stops"),
+    ("begun", "end", "every", "saved", "stops"),
     [
-        (0, 6, 2, [2, 4, 6]),
-        (0, 5, 2, [2, 4, 5]),
-        (0, 3, 10, [3]),
-        (3, 6, 2, [4, 6]),
-        (4, 6, 2, [6]),
+        (0, 6, 2, None, [2, 4, 6]),
+        (0, 5, 2, None, [2, 4, 5]),
+        (0, 3, 10, None, [3]),
+        (3, 6, 2, None, [4, 6]),
+        (4, 6, 2, None, [6]),
+        (4, 4, 2, None, [4]),
+        (0, 7, 3, 2, [2, 3, 4, 6, 7]),
+        (2, 7, 9, 3, [3, 6, 7]),
     ],
 )
-def test_evaluations_are_due(begun, rounds, every, stops):
-    assert train._stops(begun, rounds, every) == stops
+def test_evaluations_and_checkpoints_are_due(begun, end, every, saved, stops):
+    cadences = [f"--eval_every={every}", f"--rounds={end or 1}"]
+    config = _config(*cadences, *([f"--checkpoint_every={saved}"] if saved else []))
+    assert cadence.stops(config, begun, end) == stops
+    for done in stops:
+        due = done % every == 0 or done == end
+        assert cadence.is_evaluation(config, done) == due
+        due = due if saved is None else done % saved == 0 or done == end
+        assert cadence.is_checkpoint(config, done) == due
 
 
 @pytest.mark.parametrize("value", ["off", "here"])
