@@ -13,7 +13,6 @@ lanes (`ccfl_jax.layout.lanes`) and lowering (`ccfl_jax.models.lowerings.default
 they were measured on; change them where this says otherwise.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -26,7 +25,8 @@ import jax
 import jax.numpy as jnp
 
 import ccfl_jax as ccfl
-from experiments import bench
+from ccfl_jax.folder import replace_file
+from experiments import arguments, bench
 from experiments.workloads import CASES, Workload, cifar_resnet20, fmnist_cnn, stackoverflow_lr
 
 _COHORT = 32
@@ -36,15 +36,19 @@ Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # what is set, and i
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line `argv`; 0."""
-    parser = argparse.ArgumentParser(prog="accelerator", allow_abbrev=False)
+    """Runs the command line `argv`; 0, or 2 where it was refused."""
+    parser = arguments.Parser(prog="accelerator")
     parser.add_argument("--minutes", type=float, default=7.0, help="to start cases for, default 7")
     parser.add_argument("--seconds", type=float, default=2.0, help="to time each for, default 2")
     parser.add_argument("--json", type=Path, help="file for the results")
-    arguments = parser.parse_args(argv[1:])
-    end, results = time.monotonic() + 60 * arguments.minutes, []
+    try:
+        asked, _ = arguments.read(parser, argv)
+    except ValueError as error:
+        print("accelerator: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    end, results = time.monotonic() + 60 * asked.minutes, []
     print(f"device {bench.device_name()}, jax {jax.__version__}", flush=True)
-    for setting, measure in cases(arguments.seconds):
+    for setting, measure in cases(asked.seconds):
         result = {"setting": setting}
         if time.monotonic() < end:
             try:
@@ -55,8 +59,8 @@ def main(argv: list[str]) -> int:
             result["error"] = "left out, out of time"
         results.append(result)
         print(_line(result), flush=True)
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+        if asked.json is not None:
+            replace_file(asked.json, json.dumps(results, indent=1, allow_nan=False) + "\n")
     return 0
 
 

@@ -17,7 +17,6 @@ For every workload, in a table and with `--json=FILE` as a list of objects:
   many times ours is that.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -35,7 +34,8 @@ from jax.sharding import Mesh
 
 import ccfl_jax as ccfl
 from ccfl_jax import layout
-from experiments import devices
+from ccfl_jax.folder import replace_file
+from experiments import arguments, devices
 from experiments.workloads import CASES, Workload
 
 _PIECES = 5  # so many pieces make up the asked time
@@ -46,24 +46,22 @@ Advance = Callable[[ccfl.Schedule], ccfl.Info]
 
 def main(argv: list[str]) -> int:
     """Runs the command line `argv`; 0, or 2 where it was refused."""
-    arguments = _parser().parse_args(argv[1:])
     try:
-        devices.make_host_devices(arguments.devices)
-        mesh = devices.mesh(arguments.devices)
-        others = _others(arguments.against)
+        asked, _ = arguments.read(_parser(), argv)
+        devices.make_host_devices(asked.devices)
+        mesh = devices.mesh(asked.devices)
+        others = _others(asked.against)
     except (ValueError, ImportError) as error:
-        print(f"bench: {error}", file=sys.stderr)
+        print("bench: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     results = []
-    for name in CASES if arguments.workload == "all" else [arguments.workload]:
-        for build, settings in _cases(name, arguments.batch_size):
+    for name in CASES if asked.workload == "all" else [asked.workload]:
+        for build, settings in _cases(name, asked.batch_size):
             workload = build(**settings)
-            results.append(
-                measure(workload, arguments.seconds, mesh, arguments.lanes, others(workload))
-            )
+            results.append(measure(workload, asked.seconds, mesh, asked.lanes, others(workload)))
             print(_report(results[-1]), flush=True)
-            if arguments.json is not None:  # after each: a run that is cut short leaves its results
-                arguments.json.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+            if asked.json is not None:  # after each: a run that is cut short leaves its results
+                replace_file(asked.json, json.dumps(results, indent=1, allow_nan=False) + "\n")
     return 0
 
 
@@ -249,8 +247,8 @@ def _report(result: dict[str, Any]) -> str:
     return line
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench", allow_abbrev=False, description="Times ccfl_jax")
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser(prog="bench", description="Times ccfl_jax")
     add = parser.add_argument
     add("--workload", choices=["all", *CASES], default="all", help="default: all")
     add("--seconds", type=_positive(float), default=10.0, help="to time each for, default 10")

@@ -33,7 +33,6 @@ plain or compressed as .gz, .xz or, with apt's own helper, .lz4 or .zst:
   Ubuntu's own lists may have no debtags; both are refused.
 """
 
-import argparse
 import contextlib
 import gzip
 import io
@@ -50,6 +49,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
+
+from experiments import arguments
 
 LISTS = Path("/var/lib/apt/lists")
 OUTPUT = ("corpus.sqlite.xz", "word_count", "tag_count")
@@ -77,7 +78,7 @@ class Example(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """Runs the command line `argv`; 0, or 2 where it was refused."""
-    parser = argparse.ArgumentParser(prog="debian_corpus", allow_abbrev=False)
+    parser = arguments.Parser(prog="debian_corpus")
     parser.add_argument("--out_dir", type=Path, required=True, help="folder for the three files")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--fetch", metavar="SUITE", help="Debian suite to download the lists of")
@@ -89,16 +90,16 @@ def main(argv: list[str]) -> int:
         action="extend",
         help="Packages and Translation-en files; default: those in /var/lib/apt/lists",
     )
-    arguments = parser.parse_args(argv[1:])
     try:
-        there = [name for name in OUTPUT if (arguments.out_dir / name).exists()]
+        asked, _ = arguments.read(parser, argv)
+        there = [name for name in OUTPUT if (asked.out_dir / name).exists()]
         if there:
             raise ValueError(f"--out_dir: found {', '.join(there)}, legal: a folder without")
-        with _lists(arguments.fetch, arguments.packages) as files:
+        with _lists(asked.fetch, asked.packages) as files:
             examples = read_examples(files)
-        print(write(arguments.out_dir, examples), f"from {len(files)} lists")
+        print(write(asked.out_dir, examples), f"from {len(files)} lists")
     except (OSError, ValueError) as error:
-        print(f"debian_corpus: {error}", file=sys.stderr)
+        print("debian_corpus: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     return 0
 
@@ -118,12 +119,12 @@ def read_examples(files: Iterable[Path]) -> list[Example]:
             elif "Description-md5" in record and "Description-en" in record:
                 long_ones.setdefault(record["Description-md5"], record["Description-en"])
     if not packages:
-        raise ValueError("found no package with the field Tag, legal: lists of a Debian suite")
+        raise ValueError("lists: found no package with the field Tag, legal: of a Debian suite")
     clients, seen, examples = {}, Counter(), []
     for name, record in sorted(packages.items()):
         maintainer = record.get("Original-Maintainer") or record.get("Maintainer")
         if not maintainer:
-            raise ValueError(f"package {name} has no field Maintainer")
+            raise ValueError(f"package {name!r}: found no field Maintainer, legal: one")
         client = clients.setdefault(maintainer, len(clients))
         split = "test" if seen[client] % 5 == 4 else "train"
         seen[client] += 1
@@ -140,7 +141,7 @@ def read_examples(files: Iterable[Path]) -> list[Example]:
         )
     if not any(example.body for example in examples):
         raise ValueError(
-            "found no long description, legal: with the files Translation-en (or --fetch=SUITE)"
+            "lists: found no long description, legal: with files Translation-en (or --fetch=SUITE)"
         )
     return examples
 
@@ -230,7 +231,7 @@ def _field(number: int, content: bytes) -> bytes:
 def _tags(package: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(re.fullmatch(r"[^\s|{}]+", name) for name in names):
-        raise ValueError(f"package {package} has the field Tag {text!r}, legal: names and commas")
+        raise ValueError(f"package {package!r}: found Tag {text!r}, legal: names and commas")
     return names
 
 
@@ -244,7 +245,7 @@ def _records(path: Path) -> Iterator[dict[str, str]]:
             for number, line in enumerate(file, start=1):
                 field, colon, value = line.partition(":")
                 if not line.endswith("\n"):
-                    raise ValueError(f"ends within line {number}")
+                    raise ValueError(f"line {number}: found no end, legal: whole lines")
                 if line == "\n":
                     yield record
                     record, name = {}, ""
@@ -256,7 +257,7 @@ def _records(path: Path) -> Iterator[dict[str, str]]:
                     if name in wanted:
                         record[name] = value.strip()
                 else:
-                    raise ValueError(f"line {number} is {line[:40]!r}, legal: FIELD: TEXT")
+                    raise ValueError(f"line {number}: found {line[:40]!r}, legal: FIELD: TEXT")
             yield record
     except (ValueError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise ValueError(f"{path}: {error}") from error

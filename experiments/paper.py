@@ -1,5 +1,6 @@
 """The paper's experiments as data: presets from `presets/paper.toml`, made into trials."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,14 @@ from experiments.flags import Config, parse
 from experiments.rules import SERVERS
 
 _FILE = Path(__file__).parent / "presets" / "paper.toml"
+_KINDS = {
+    "title": str,
+    "flags": dict,
+    "claims": list,
+    "methods": list,
+    "local_lr": list,
+    "vary": dict,
+}
 _HALF_STEPS = [10 ** (k / 2) for k in range(-6, 6)]  # 10^-3, 10^-2.5, ..., 10^2.5
 _PAPER = 9  # of them up to 10^1
 _HYPERPARAMETERS = {name for names in SERVERS.values() for name in names}
@@ -57,7 +66,7 @@ def preset(name: str, own_flags: Mapping[str, str]) -> Preset:
     common, own = table["common"], table[name]
     flags = common["flags"] | own["flags"] | dict(own_flags)
     if flags.get("partition") in ("natural", "iid") and "alpha" not in own_flags:
-        del flags["alpha"]
+        flags.pop("alpha", None)
     return Preset(
         name,
         own["title"],
@@ -131,4 +140,25 @@ def _text(value: Any) -> str:
 
 
 def _read() -> dict[str, Any]:
-    return tomllib.loads(_FILE.read_text())
+    """The tables of the file; ValueError, naming it, unless they are as its head says."""
+    try:
+        tables = tomllib.loads(_FILE.read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{_FILE}: {error}") from None
+    for name, table in {"common": None, **tables}.items():
+        if not _is_legal(name, table):
+            raise ValueError(f"{_FILE}: found in {name!r} no experiment, legal: as the head says")
+    return tables
+
+
+def _is_legal(name: str, table: Any) -> bool:
+    needed = {"methods", "flags"} if name == "common" else {"title", "flags", "claims"}
+    return (
+        re.fullmatch(r"\w+", name) is not None  # it names a folder
+        and isinstance(table, dict)
+        and needed <= table.keys() <= _KINDS.keys()
+        and all(isinstance(value, _KINDS[key]) for key, value in table.items())
+        and all(method in tuple(SERVERS) for method in table.get("methods", []))
+        and table.get("vary", {}).keys() <= _HYPERPARAMETERS
+        and len(table.get("vary", {})) <= 1
+    )

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=os.cpu_count())
     ours, sys.argv[1:] = parser.parse_known_args()
     if not (ours.peers / "common.py").is_file():
-        sys.exit(f"--peers: no common.py in {ours.peers}, expected the folder of the workload")
+        sys.exit(f"--peers: found no common.py in {ours.peers}, legal: the workload's folder")
     sys.path.insert(0, str(ours.peers.resolve()))
     import common
 

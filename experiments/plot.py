@@ -3,16 +3,18 @@
 Matplotlib is imported where something is drawn, so that nothing else waits for it.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ccfl_jax import record
+from ccfl_jax.folder import write_whole
+from experiments import arguments, records
 
 AXES = ("round", "client_updates", "samples", "seconds")
 
@@ -114,13 +116,16 @@ def draw_sensitivity(
 
 def main(argv: list[str]) -> int:
     """Compares run folders; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="plot", description="Compares the curves of runs.")
+    parser = arguments.Parser(prog="plot", description="Compares the curves of runs.")
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--x", choices=AXES, default="round", help="the horizontal axis")
     parser.add_argument("--out", type=Path, default=Path("comparison.png"), help="file to write")
-    asked = parser.parse_args(argv[1:])
     try:
-        runs = {str(folder): [_of_run(folder)] for folder in asked.folders}
+        asked, _ = arguments.read(parser, argv)
+        # A dollar would begin a formula.
+        runs = {
+            str(folder).replace("$", r"\$"): [_of_run(folder, asked.x)] for folder in asked.folders
+        }
         draw_methods(runs, [asked.out], "", asked.x)
     except (OSError, ValueError) as error:
         print("plot: " + " ".join(str(error).split()), file=sys.stderr)
@@ -129,10 +134,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _of_run(folder: Path) -> Rows:
+def _of_run(folder: Path, x: str) -> Rows:
     rows = record.read_rows(folder)
     if not rows:
         raise ValueError(f"{folder / record.METRICS}: found no row, legal: at least one evaluation")
+    records.check_rows(rows, folder / record.METRICS, (x,))
     return rows
 
 
@@ -155,7 +161,8 @@ def _save(figure: Any, axes: Any, paths: Sequence[str | os.PathLike]) -> None:
         panel.grid(alpha=0.3)
         panel.legend(fontsize="small", framealpha=0.6)
     for path in paths:
-        figure.savefig(path, dpi=120)
+        kind = Path(path).suffix.removeprefix(".") or None
+        write_whole(path, partial(figure.savefig, dpi=120, format=kind))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ paper's claim held. NAME is one of `list`, or `all`. The folder holds `grid/` an
 figure as PNG and SVG. The same command again redoes nothing that is done.
 
 What is no flag of this command is one of `experiments.train` and replaces the preset's.
-Exit codes: 0 done, whatever the verdict; 2 refused; 3 some trial diverged; 4 some failed.
+Exit codes: 0 done, whatever the verdict; 2 refused; 3 some trial diverged; 4 some failed; 5
+SIGTERM or SIGINT stopped it, and the same command goes on.
 """
 
 import argparse
@@ -17,17 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from ccfl_jax import record
-from experiments import paper, records, sweep, verdict
+from experiments import arguments, paper, records, sweep, verdict
+from experiments.flags import FLAGS
 from experiments.records import Record
 from experiments.rules import SERVERS
+from experiments.stopping import STOPPED
+
+_MOST_SEEDS = 1000
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line `argv` and returns the exit code."""
     try:
-        asked, rest = _parser().parse_known_args(argv[1:])
-    except argparse.ArgumentError as error:
-        print(f"reproduce: {error}", file=sys.stderr)
+        asked, rest = arguments.read(_parser(), argv, [*FLAGS, "flagfile"])
+    except ValueError as error:
+        print("reproduce: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     if asked.name == "list":
         for name in paper.names():
@@ -38,16 +43,17 @@ def main(argv: list[str]) -> int:
         own = _flags(rest) | ({} if asked.normalise is None else {"normalise": asked.normalise})
         plans = {name: _plan(name, own, asked) for name in names}  # all are legal before one starts
         codes = [_run(preset, grid, asked, argv) for preset, grid in plans.values()]
+    except sweep.Stopped as error:
+        print(f"stopped   {error}")
+        return STOPPED
     except sweep.ERRORS as error:
         print("reproduce: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     return max(codes)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "reproduce", description=__doc__.split("\n\n")[0], allow_abbrev=False, exit_on_error=False
-    )
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("reproduce", description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("name", metavar="NAME", help="an experiment, `list` or `all`")
     parser.add_argument("--rounds", type=int, help="instead of the paper's 500")
     parser.add_argument("--grid_rounds", type=int, help="of the trials of the grid; else --rounds")
@@ -62,7 +68,7 @@ def _flags(words: list[str]) -> dict[str, str]:
     pairs = [word.removeprefix("--").partition("=") for word in words]
     for word, (name, found, _) in zip(words, pairs, strict=True):
         if not (word.startswith("--") and found and name):
-            raise ValueError(f"found {word!r}, legal: --FLAG=VALUE of experiments.train")
+            raise ValueError(f"{word!r}: found no value, legal: --FLAG=VALUE of experiments.train")
     return {name: value for name, _, value in pairs}
 
 
@@ -70,8 +76,8 @@ def _plan(
     name: str, own: dict[str, str], asked: argparse.Namespace
 ) -> tuple[paper.Preset, paper.Trials]:
     """The experiment and its grid; every setting is legal by then."""
-    if asked.seeds < 1:
-        raise ValueError(f"--seeds: found {asked.seeds}, legal: a whole number from 1 on")
+    if not 1 <= asked.seeds <= _MOST_SEEDS:
+        raise ValueError(f"--seeds: found {asked.seeds}, legal: 1 to {_MOST_SEEDS}")
     if asked.rounds is not None:
         own = own | {"rounds": str(asked.rounds)}
     preset = paper.preset(name, own)

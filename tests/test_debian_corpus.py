@@ -213,12 +213,12 @@ def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
     [
         ("", "found no package with the field Tag"),
         (record("a", tags=None), "found no package with the field Tag"),
-        (record("a", tags="{b,c}"), "package a has the field Tag '{b,c}'"),
-        (record("a", tags="b::c,"), "package a has the field Tag 'b::c,'"),
-        (record("a", maintainer=""), "package a has no field Maintainer"),
-        (record("a")[:-3], "debian_Packages: ends within line 6"),
-        (record("a") + " more\n", "debian_Packages: line 8 is ' more\\n', legal: FIELD: TEXT"),
-        (record("a") + "nonsense\n", "debian_Packages: line 8 is 'nonsense\\n'"),
+        (record("a", tags="{b,c}"), "package 'a': found Tag '{b,c}', legal: names"),
+        (record("a", tags="b::c,"), "package 'a': found Tag 'b::c,', legal"),
+        (record("a", maintainer=""), "package 'a': found no field Maintainer, legal: one"),
+        (record("a")[:-3], "debian_Packages: line 6: found no end, legal"),
+        (record("a") + " more\n", "debian_Packages: line 8: found ' more\\n', legal: FIELD"),
+        (record("a") + "nonsense\n", "debian_Packages: line 8: found 'nonsense\\n'"),
     ],
 )
 def test_lists_that_are_no_lists_are_refused(tmp_path, capsys, packages, message):

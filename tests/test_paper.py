@@ -123,6 +123,29 @@ def test_a_rate_on_the_edge_of_what_was_tried_is_told():
     assert paper.on_edge("server=b server_lr=9 local_lr=0.1", tried) == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("[common]", "[common"),
+        ("[common]", "[../x]"),
+        ("[fig1_alpha3]", '["../x"]'),
+        ('title = "Figure 1 a', 'name = "Figure 1 a'),
+        ('methods = ["cc_fedavg", ', 'methods = [["cc_fedavg"], '),
+        ("vary = { b1 =", "vary = { rounds ="),
+        ("flags = { alpha = 3.0 }", "flags = 3.0"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_its_name(tmp_path, monkeypatch, change):
+    path = tmp_path / "own.toml"
+    text = paper._FILE.read_text()
+    assert text.count(change[0]) >= 1
+    path.write_text(text.replace(*change, 1))
+    monkeypatch.setattr(paper, "_FILE", path)
+    with pytest.raises(ValueError) as error:
+        paper.names()
+    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+
+
 def test_an_unknown_experiment_is_refused():
     with pytest.raises(ValueError, match="NAME: found 'fig9', legal: list, all, fig1_alpha3"):
         paper.preset("fig9", {})

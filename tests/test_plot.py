@@ -111,11 +111,30 @@ def test_run_folders_are_compared(figures, tmp_path, capsys):
     np.testing.assert_allclose(line(axes, 1), [[0, 0.3], [1000, 0.4]])
 
 
-@pytest.mark.parametrize("content", [None, "", "no json\n"])
+def test_a_folder_whose_name_begins_a_formula_is_drawn(tmp_path, capsys):
+    (tmp_path / "$_$").mkdir()
+    text = "".join(json.dumps(row) + "\n" for row in rows([0.1, 0.2]))
+    (tmp_path / "$_$" / record.METRICS).write_text(text)
+    assert plot.main(["plot", str(tmp_path / "$_$"), f"--out={tmp_path / 'x.png'}"]) == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        "no json\n",
+        "3\n",
+        '{"round": 0}\n',
+        '{"round": 0, "test_accuracy": "a", "train_accuracy": 1, "samples": 0}\n',
+        '{"round": 0, "test_accuracy": 1e999, "train_accuracy": 1, "samples": 0}\n',
+        '{"round": 0, "test_accuracy": 1, "train_accuracy": 1, "samples": null}\n',
+    ],
+)
 def test_a_folder_without_rows_is_refused(tmp_path, capsys, content):
     if content is not None:
         (tmp_path / record.METRICS).write_text(content)
     out = tmp_path / "x.png"
-    assert plot.main(["plot", str(tmp_path), f"--out={out}"]) == 2
+    assert plot.main(["plot", str(tmp_path), "--x=samples", f"--out={out}"]) == 2
     error = capsys.readouterr().err
     assert str(tmp_path) in error and len(error.splitlines()) == 1 and not out.exists()

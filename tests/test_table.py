@@ -20,6 +20,7 @@ def make_run(folder, diverged=False, rounds=20):
         "round": rounds,
         "seconds": 4.0,
         "samples": 1000,
+        "train_accuracy": None,
         "test_accuracy": None if diverged else 0.75,
         "diverged": diverged,
     }
@@ -29,10 +30,32 @@ def make_run(folder, diverged=False, rounds=20):
 
 def test_a_row_a_run(tmp_path, capsys):
     good, bad = make_run(tmp_path / "a"), make_run(tmp_path / "b", diverged=True)
-    assert table.main([good, bad]) == 0
+    assert table.main(["table", good, bad]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| cc_fedams | 0.01 | 20 | 0.750 | 5.00 | 250 | 2 x cpu |"
     assert "diverged" in lines[3] and len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (record.CONFIG, "{", "config.json: not readable as JSON"),
+        (record.CONFIG, "[]", "config.json: found no settings of a run (TypeError"),
+        (record.CONFIG, '{"server": "a"}', "found no settings of a run (KeyError('environment')"),
+        (record.CONFIG, None, "config.json"),
+        (record.METRICS, "", "metrics.jsonl: found in row 0 no 'round' as it should be"),
+        (record.METRICS, '{"round": 1}\n', "metrics.jsonl: found in row 0 no 'seconds' as it"),
+        (record.METRICS, None, "metrics.jsonl"),
+    ],
+)
+def test_a_damaged_run_is_refused_by_its_file(tmp_path, capsys, file, content, message):
+    folder = make_run(tmp_path / "a")
+    (tmp_path / "a" / file).unlink()
+    if content is not None:
+        (tmp_path / "a" / file).write_text(content)
+    assert table.main(["table", folder]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("rounds", [None, 0])
@@ -40,6 +63,6 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys, rounds):
     folder = tmp_path / "none"
     if rounds is not None:
         make_run(folder, rounds=rounds)
-    assert table.main([str(folder)]) == 2
+    assert table.main(["table", str(folder)]) == 2
     error = capsys.readouterr().err
     assert "none" in error and len(error.splitlines()) == 1
