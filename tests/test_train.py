@@ -173,6 +173,20 @@ def test_a_run_on_more_devices_is_the_same_run(straight, tmp_path):
         assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize(("first", "then"), [(4, 1), (1, 4)])
+def test_a_run_goes_on_on_other_devices(straight, tmp_path, first, then):
+    """Between an evaluation and the next, with stale models: the same to 1e-6, but for the order
+    of sums."""
+    folder = tmp_path / "moved"
+    args = ["--eval_every=2", "--checkpoint_every=3", f"--out_dir={folder}"]
+    assert _main("--rounds=3", *args, f"--devices={first}") == 0
+    assert _main("--rounds=6", *args, f"--devices={then}", "--resume") == 0
+    moved = {row["round"]: row for row in _rows(folder)}
+    assert list(moved) == [0, 2, 3, 4, 6]
+    for row in straight[1]:
+        assert moved[row["round"]]["test_loss"] == pytest.approx(row["test_loss"], abs=1e-6)
+
+
 def test_a_run_in_bfloat16_is_nearly_the_same_run(straight, tmp_path, capsys):
     folder = tmp_path / "short"
     args = ["--rounds=6", "--eval_every=2", "--compute_dtype=bfloat16", f"--out_dir={folder}"]
