@@ -1,14 +1,13 @@
 """Checkpoints, on the host: kept by Orbax, and written while training goes on.
 
 One holds `state`, all that the next round needs; `infos`, what the rounds since the last row of the
-record brought; and `about`, strict JSON of whoever saves, with a checksum of every array. Orbax is
-imported inside the functions because it takes most of a second.
+record brought; and `about`, strict JSON of whoever saves: in one file, of which every byte is under
+a checksum. Orbax is imported inside the functions because it takes most of a second.
 """
 
 import gc
 import logging
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import numpy as np
 from ccfl_jax.rounds import Info, State
 
 CHECKPOINTS = "checkpoints"
+_ITEM, _STATE, _INFOS = "run", "state.", "infos."
 
 
 class Saved(NamedTuple):
@@ -43,16 +43,14 @@ def open_checkpoints(folder: str | os.PathLike, keep: int = 2) -> Any:
     import orbax.checkpoint as ocp
     from orbax.checkpoint import checkpoint_managers as managers
 
+    from ccfl_jax.array_file import ArrayFileHandler
+
     best = managers.BestN(
         get_metric_fn=lambda metrics: metrics["score"], n=1, keep_checkpoints_without_metrics=False
     )
     return ocp.CheckpointManager(
         Path(folder).absolute() / CHECKPOINTS,
-        item_handlers={
-            "state": ocp.StandardCheckpointHandler(),
-            "infos": ocp.StandardCheckpointHandler(),
-            "about": ocp.JsonCheckpointHandler(),
-        },
+        item_handlers={_ITEM: ArrayFileHandler()},
         options=ocp.CheckpointManagerOptions(
             preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
             cleanup_tmp_directories=True,
@@ -81,15 +79,17 @@ def save(
     """
     import orbax.checkpoint as ocp
 
-    state = _with_raw_key(state)
-    parts = {"state": state, "infos": None if infos is None else _named(infos)}
-    sums = {name: _checksums(part) for name, part in parts.items()}
-    items = {name: ocp.args.StandardSave(part) for name, part in parts.items() if part is not None}
-    items["about"] = ocp.args.JsonSave({"about": dict(about or {}), "checksums": sums})
+    from ccfl_jax.array_file import ArrayFile
+
+    # Copies: the buffers are donated to the next rounds.
+    arrays = {_STATE + name: np.array(a) for name, a in _named(_with_raw_key(state)).items()}
+    if infos is not None:
+        arrays |= {_INFOS + name: np.array(a) for name, a in _named(infos._asdict()).items()}
+    file = ArrayFile(arrays, dict(about or {}))
     metrics = None if score is None else {"score": float(score)}
     try:
         checkpoints.save(
-            int(np.max(state.round)), args=ocp.args.Composite(**items), metrics=metrics
+            int(np.max(state.round)), args=ocp.args.Composite(**{_ITEM: file}), metrics=metrics
         )
     except Exception as error:  # Orbax and TensorStore raise whatever the file system gave them
         raise _not_written(checkpoints, error) from error
@@ -128,18 +128,14 @@ def restore(checkpoints: Any, like: State) -> tuple[Saved | None, list[str]]:
     checkpoints.wait_until_finished()
     broken = []
     for number in sorted(checkpoints.all_steps(), reverse=True):
-        differing = None
         try:
-            differing = _differing(checkpoints, number, _with_raw_key(like))
-            if differing is None:
-                saved = _restore(checkpoints, number, like)
-                break
+            arrays, about = _read(checkpoints, number)
         except Exception as error:  # a damaged file can raise anything
             broken.append(f"the checkpoint of round {number} is not whole ({_line(error)})")
-        if broken:
             _forget_tasks()
-        if differing is not None:
-            raise ValueError(f"{checkpoints.directory}: {differing}")
+            continue
+        saved = _saved(arrays, {**about, "round": number}, like, checkpoints.directory)
+        break
     else:
         if broken:
             raise OSError(f"{checkpoints.directory}: found none that is whole: {broken[0]}")
@@ -150,58 +146,59 @@ def restore(checkpoints: Any, like: State) -> tuple[Saved | None, list[str]]:
     return saved, broken
 
 
-def _restore(checkpoints: Any, number: int, like: State) -> Saved:
+def _read(checkpoints: Any, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     import orbax.checkpoint as ocp
 
+    from ccfl_jax.array_file import ArrayFile
+
+    found = checkpoints.restore(number, args=ocp.args.Composite(**{_ITEM: ArrayFile()}))[_ITEM]
+    return found.arrays, found.about
+
+
+def _saved(arrays: dict[str, np.ndarray], about: dict[str, Any], like: State, place: Any) -> Saved:
+    """What was saved, its state like `like`; refuses one with other leaves."""
     target = _with_raw_key(like)
-    said = checkpoints.restore(number, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
-    sums = said["about"]["checksums"]
-    wanted = {"state": ocp.args.StandardRestore(target)}
-    if sums["infos"] is not None:
-        wanted["infos"] = ocp.args.StandardRestore()
-    found = checkpoints.restore(number, args=ocp.args.Composite(**wanted))
-    parts = {name: found[name] if name in wanted else None for name in sums}
-    for name, part in parts.items():
-        if _checksums(part) != sums[name]:
-            raise ValueError(f"{name}: its numbers are not those that were saved")
-    key = jax.random.wrap_key_data(parts["state"].key, impl=jax.random.key_impl(like.key))
-    infos = parts["infos"] and Info(**jax.tree.map(np.asarray, parts["infos"]))
-    about = {**said["about"]["about"], "round": number}
-    return Saved(parts["state"]._replace(key=key), infos, about)
-
-
-def _differing(checkpoints: Any, number: int, target: State) -> str | None:
-    """The first leaf that is not as in `target`, with what was found and what is legal."""
-    saved, wanted = (_leaves(t) for t in (checkpoints.item_metadata(number)["state"].tree, target))
+    saved = {n.removeprefix(_STATE): a for n, a in arrays.items() if n.startswith(_STATE)}
+    wanted = _named(target)
     for name in sorted(saved.keys() | wanted.keys()):
-        found, legal = saved.get(name), wanted.get(name)
+        found, legal = (_kind(part.get(name)) for part in (saved, wanted))
         if found != legal:
-            return f"{name}: found {found}, legal: {legal}"
-    return None
+            raise ValueError(f"{place}, {name}: found {found}, legal: {legal}")
+    placed = [_placed(saved[name], leaf) for name, leaf in wanted.items()]
+    state = jax.tree.unflatten(jax.tree.structure(target), placed)
+    key = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(like.key))
+    return Saved(state._replace(key=key), _infos(arrays), about)
 
 
-def _leaves(tree: Any) -> dict[str, str]:
+def _infos(arrays: dict[str, np.ndarray]) -> Info | None:
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if name.startswith(_INFOS):
+            field, _, metric = name.removeprefix(_INFOS).partition(".")
+            if metric:
+                found.setdefault(field, {})[metric] = array
+            else:
+                found[field] = array
+    return Info(**{"train_metrics": {}, **found}) if found else None
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """Leaves by name, in their order in the tree."""
     named, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype} {leaf.shape}"
-        for path, leaf in named
-    }
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in named}
 
 
-def _checksums(tree: Any) -> list[int] | None:
-    # TensorStore does not notice a changed byte inside an array.
-    if tree is None:
-        return None
-    return [zlib.crc32(np.ravel(leaf).view(np.uint8)) for leaf in jax.tree.leaves(tree)]
+def _kind(leaf: Any) -> str | None:
+    return None if leaf is None else f"{leaf.dtype} {leaf.shape}"
 
 
-def _named(infos: Info) -> dict[str, Any]:
-    # Without a target Orbax gives back dicts; and it is given NumPy's arrays, no device's.
-    return jax.tree.map(np.asarray, infos._asdict())
+def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
+    """On the devices that `like` is on, of all processes."""
+    return jax.make_array_from_callback(array.shape, like.sharding, lambda place: array[place])
 
 
 def _with_raw_key(state: State) -> State:
-    # Orbax knows arrays of numbers only, not typed keys.
+    # Files hold arrays of numbers only, not typed keys.
     return state._replace(key=jax.random.key_data(state.key))
 
 

@@ -25,25 +25,29 @@ _HEADER = re.compile(
 
 
 def read_npz(
-    path: str | os.PathLike, needed: Sequence[str], optional: Sequence[str] = ()
+    path: str | os.PathLike,
+    needed: Sequence[str],
+    optional: Sequence[str] | None = (),
+    most: int | None = None,
 ) -> dict[str, np.ndarray]:
     """The arrays of an npz file by name; never unpickles.
 
     Args:
         path: the file.
         needed: arrays it must have.
-        optional: arrays it may have; it may have no other.
+        optional: arrays it may have; it may have no other. None: any.
+        most: bytes that all arrays together may unpack to; 2^31 by default.
 
     Raises:
         OSError: if there is no such file, or it cannot be read.
         ValueError: in one line, if it is no npz, arrays are missing or unknown, one is not of
             booleans, integers or floats as NumPy writes them, or all together unpack to more than
-            2^31 bytes. The message does not name the file.
+            `most` bytes. The message does not name the file.
     """
     try:
         with zipfile.ZipFile(path) as file:
             members = file.infolist()
-            _check_members(members, needed, optional)
+            _check_members(members, needed, optional, most or _LARGEST)
             return {i.filename.removesuffix(".npy"): _read_npy(file, i) for i in members}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"not a readable npz ({one_line(str(error))})") from None
@@ -52,11 +56,12 @@ def read_npz(
 
 
 def _check_members(
-    members: list[zipfile.ZipInfo], needed: Sequence[str], optional: Sequence[str]
+    members: list[zipfile.ZipInfo], needed: Sequence[str], optional: Sequence[str] | None, most: int
 ) -> None:
     names = [info.filename for info in members]
     missing = sorted({*needed} - {name.removesuffix(".npy") for name in names})
-    unknown = sorted({*names} - {f"{name}.npy" for name in (*needed, *optional)})
+    legal = names if optional is None else [f"{name}.npy" for name in (*needed, *optional)]
+    unknown = sorted({*names} - {*legal})
     if missing or unknown or len({*names}) < len(names):
         beside = f" and optionally {', '.join(optional)}" if optional else ""
         raise ValueError(
@@ -64,8 +69,8 @@ def _check_members(
             f"legal: {[*needed]}{beside}"
         )
     total = sum(info.file_size for info in members)
-    if total > _LARGEST:
-        raise ValueError(f"found arrays of {total} bytes, legal: up to {_LARGEST}")
+    if total > most:
+        raise ValueError(f"found arrays of {total} bytes, legal: up to {most}")
 
 
 def _read_npy(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:

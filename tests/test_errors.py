@@ -209,7 +209,6 @@ OTHERS = {
     "{}: {}": "the reader's message behind the file's name",
     "client {}: {}": "the same behind the client's name",
     "--data_{}": "the message of the argument that the flag is, with its name",
-    "{}: its numbers are not those that were saved": "a checkpoint's own digest",
     "{}: not readable as JSON ({})": "the parser's reason",
     "not a readable npz ({})": "the parser's reason",
 }

@@ -31,6 +31,7 @@ ROWS = {
     "checkpoints": 6,
     "record": 6,
     "trials": 6,
+    "array_file": 2,
 }
 
 
