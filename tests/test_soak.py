@@ -159,4 +159,7 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path, rounds):
     assert rows[-1]["test_accuracy"] == pytest.approx(accuracy, abs=1e-4)
     assert apart < 0.01  # float32 against float64 through 160,000 steps
     assert growth < 0.02 * trained[0, 0]  # 2 % over 15,000 rounds
-    assert trained[:, 1].max() - trained[0, 1] <= 4  # files of a checkpoint that is being written
+    quarter = (
+        len(trained) // 4
+    )  # a checkpoint that is being written has some files open for a moment
+    assert np.median(trained[-quarter:, 1]) <= np.median(trained[:quarter, 1])
