@@ -1,4 +1,40 @@
-"""What messages of several rooms have in common."""
+"""Refusals that many rooms need, in the form of the house."""
+
+import math
+from numbers import Real
+
+import numpy as np
+
+
+def check_whole(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Refuses what is not a whole number from `least` on, or to `most`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        legal = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
+        raise ValueError(f"{name}: found {value!r}, legal: {legal}")
+
+
+def check_work(local_work: int, randomness: float) -> None:
+    """Refuses the most work of a client, K R, where it is not a whole number of 32 bits from 1."""
+    most = local_work * randomness
+    if not (1 <= most < 2**31 and most == int(most)):
+        raise ValueError(
+            f"local_work * randomness: found {local_work} * {randomness} = {most}, "
+            "legal: a whole number from 1 on"
+        )
+
+
+def check_number(
+    name: str, value: float, least: float = 0.0, most: float = math.inf, above: bool = False
+) -> None:
+    """Refuses what is not a finite number in [least, most], or in (least, most] with `above`."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if real and math.isfinite(value) and least <= value <= most and not (above and value == least):
+        return
+    bounds = (f" {'>' if above else '>='} {least:g}" if least > -math.inf else "") + (
+        f" and <= {most:g}" if most < math.inf else ""
+    )
+    raise ValueError(f"{name}: found {value!r}, legal: a finite number{bounds}")
 
 
 def one_line(text: str, most: int = 300) -> str:

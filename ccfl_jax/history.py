@@ -1,4 +1,8 @@
-"""History: a ring buffer of the last global models, from which stale clients start."""
+"""History: the past global models that stale clients start from, in slots.
+
+Which slot holds x_t is said by a plan of the schedule (`Schedule.planned`), or without one by the
+special case of a ring (`ring_slot`), which holds the last ones.
+"""
 
 from typing import NamedTuple
 
@@ -7,53 +11,61 @@ import jax.numpy as jnp
 import numpy as np
 
 from ccfl_jax import tree
+from ccfl_jax.checks import check_whole
 from ccfl_jax.types import Params
 
 
 class History(NamedTuple):
-    """The last `history_length` global models.
+    """Up to `history_length` global models.
 
     Attributes:
-        models: the models stacked along a leading axis `[history_length, ...]`; x_t stands at index
-            t mod history_length.
+        models: the models stacked along a leading axis `[history_length, ...]`.
+        version: int32 `[history_length]`, t for a slot that holds x_t; -1 for an empty one.
     """
 
     models: Params
+    version: jax.Array
 
 
 def init(params: Params, history_length: int) -> History:
-    """A history that holds x_0 and room for `history_length` models in all.
+    """A history that holds x_0, in slot 0, and room for `history_length` models in all.
 
     Raises:
         ValueError: if `history_length` is not a whole number from 1 on.
     """
-    whole = isinstance(history_length, int | np.integer) and not isinstance(history_length, bool)
-    if not whole or history_length < 1:
-        raise ValueError(
-            f"history_length: found {history_length!r}, legal: a whole number from 1 on"
-        )
+    check_whole("history_length", history_length, 1)
 
     def first(a: jax.Array) -> jax.Array:
         return jnp.zeros((history_length, *a.shape), a.dtype).at[0].set(a)
 
-    return History(models=jax.tree.map(first, params))
+    return History(jax.tree.map(first, params), jnp.asarray(first_versions(history_length)))
+
+
+def first_versions(history_length: int) -> np.ndarray:
+    """Which versions a history holds before round 0: x_0 in slot 0."""
+    return np.where(np.arange(history_length) == 0, 0, -1).astype(np.int32)
 
 
 def length(history: History) -> int:
     """How many models the history can hold."""
-    return jax.tree.leaves(history.models)[0].shape[0]
+    return history.version.shape[0]
 
 
-def read(history: History, round_index: jax.Array, staleness: jax.Array) -> Params:
-    """x_{t-s}, the model that a client with staleness s in round t started from.
+def ring_slot(version: jax.Array, history_length: int) -> jax.Array:
+    """The slot of x_v, v = `version`, in a ring: v mod history_length, in the place of the oldest.
 
-    Legal staleness is 0 <= s <= min(t, history_length - 1): what is older is overwritten, what
-    would be younger than x_0 was never written. `simulate.check_schedule` refuses any other before
-    a run.
+    In round t it holds x_{t-s} for 0 <= s <= min(t, history_length - 1): what is older is
+    overwritten, what would be younger than x_0 was never written. `simulate.check_schedule` refuses
+    any other staleness before a run.
     """
-    return tree.read(history.models, (round_index - staleness) % length(history))
+    return version % history_length
 
 
-def push(history: History, round_index: jax.Array, params: Params) -> History:
-    """The history after x_{t} with t = `round_index` has become known; it replaces the oldest."""
-    return History(models=tree.write(history.models, round_index % length(history), params))
+def read(history: History, slot: jax.Array) -> Params:
+    """The model in a slot, 0 <= slot < history_length."""
+    return tree.read(history.models, slot)
+
+
+def write(history: History, slot: jax.Array, params: Params, version: jax.Array) -> History:
+    """The history with x_v in a slot; one of `history_length` on is none: nothing changes."""
+    return History(*tree.write(tuple(history), slot, (params, jnp.asarray(version))))

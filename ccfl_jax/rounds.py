@@ -14,7 +14,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from ccfl_jax import aggregate as aggregation
-from ccfl_jax import history as ring
+from ccfl_jax import history as past
 from ccfl_jax import layout, tree
 from ccfl_jax.data import FederatedData
 from ccfl_jax.local import Client, LocalInfo, Normalise, WorkUnit, build_local, count_steps
@@ -39,7 +39,7 @@ class State(NamedTuple):
 
     params: Params
     server: optax.OptState
-    history: ring.History
+    history: past.History
     aggregate: Any
     round: jax.Array
     key: jax.Array
@@ -75,10 +75,13 @@ class Info(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """A slot as the local work sees it: int32, scalars or `[slots]`; `visit` as `_which_visit`."""
+    """A slot as the local work sees it: int32, scalars or `[slots]`.
+
+    `start` is the history slot of the model that it starts from, `visit` as `_which_visit`.
+    """
 
     client: jax.Array
-    staleness: jax.Array
+    start: jax.Array
     work: jax.Array
     visit: jax.Array
 
@@ -99,7 +102,8 @@ def init_state(
     Args:
         task, server, aggregate: those of `build_round`.
         key: PRNG key; the initial model and the local randomness are separate streams of it.
-        history_length: global models kept, max_delay + 1.
+        history_length: global models kept: max_delay + 1, or `Schedule.history_slots()` for a
+            planned schedule.
 
     Raises:
         ValueError: if `history_length` is below 1.
@@ -108,7 +112,7 @@ def init_state(
     return State(
         params=params,
         server=server.init(params),
-        history=ring.init(params, history_length),
+        history=past.init(params, history_length),
         aggregate=(aggregate or aggregation.mean()).init(params),
         round=jnp.zeros((), jnp.int32),
         key=jax.random.fold_in(key, _LOCAL_STREAM),
@@ -149,6 +153,7 @@ def build_round(
 
     Returns:
         `round_fn`; `slots` is a row of a `Schedule` (arrays `[slots]`), `data` a `FederatedData`.
+        The history is read and written as the schedule's plan says, as a ring where it has none.
         The result depends on lanes and devices only by the rounding of sums.
 
     Raises:
@@ -160,7 +165,7 @@ def build_round(
 
     def visit(state: State, data: FederatedData, slot: _Slot) -> tuple:
         """One client's part: retrieve a past model, work on it, upload."""
-        start_model = ring.read(state.history, state.round, slot.staleness)
+        start_model = past.read(state.history, slot.start)
         key = jax.random.fold_in(state.key, state.round)
         key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.visit)
         optimiser = local(state.round) if callable(local) else local
@@ -171,7 +176,8 @@ def build_round(
     def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
         work = jnp.where(slots.present, slots.work, 0)  # an absent slot costs no step
         steps = count_steps(work, _client(data, slots.client).size, batch_size, work_unit)
-        visits = _Slot(slots.client, slots.staleness, work, _which_visit(slots))
+        read, write = _history_slots(slots, state)
+        visits = _Slot(slots.client, read, work, _which_visit(slots))
         total, report, counted = _add_up(visit, combine, visits, steps, lanes, mesh, state, data)
 
         participants = counted.sum(dtype=jnp.int32)
@@ -186,7 +192,7 @@ def build_round(
             (state.params, state.server, state.aggregate),
         )
         following = state.round + 1
-        history = ring.push(state.history, following, params)
+        history = past.write(state.history, write, params, following)
         next_state = State(params, server_state, history, memory, following, state.key)
         return next_state, _info(slots, report, counted, tree.all_finite(params))
 
@@ -196,6 +202,15 @@ def build_round(
 def _client(data: FederatedData, client: jax.Array) -> Client:
     begin, end = data.offsets[client], data.offsets[client + 1]
     return Client(data.arrays, data.indices, begin, end - begin)
+
+
+def _history_slots(slots: Schedule, state: State) -> tuple[jax.Array, jax.Array]:
+    """Where x_{t-s} of every slot stands, int32 `[slots]`, and where x_{t+1} goes."""
+    if slots.read is not None:
+        return slots.read, slots.write
+    length = past.length(state.history)
+    read = past.ring_slot(state.round - slots.staleness, length)
+    return read, past.ring_slot(state.round + 1, length)
 
 
 def _which_visit(slots: Schedule) -> jax.Array:

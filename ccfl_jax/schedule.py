@@ -9,13 +9,16 @@ import os
 from typing import NamedTuple
 
 import numpy as np
+from jax.tree_util import register_pytree_node
 
+from ccfl_jax import plan
+from ccfl_jax.checks import check_whole
 from ccfl_jax.folder import write_whole
 from ccfl_jax.npz import read_npz
 
 _FIELDS = {"client": np.int32, "staleness": np.int32, "work": np.int32, "present": np.bool_}
-# One generator each: changing the delays or the work must not move the cohorts.
-_CLIENT_STREAM, _STALENESS_STREAM, _WORK_STREAM = range(3)
+_ARRAYS = (*_FIELDS, "time", "read", "write")
+_WORK_UNITS = ("epochs", "steps")
 
 
 class Schedule(NamedTuple):
@@ -26,7 +29,14 @@ class Schedule(NamedTuple):
         staleness: int32, s: it started from x_{t-s} in round t, 0 <= s <= t.
         work: int32, local epochs or local steps (the round function says which); 0 is no work.
         present: bool, whether the slot holds an upload at all.
-        time: float64 `[rounds]`, when each round ended on a virtual clock, or None.
+        time: float64 `[rounds]`, seconds, when each round ended on a virtual clock, or None.
+        read: int32, the history slot of the model that the slot starts from, as `planned` gives it;
+            None where the history is a ring.
+        write: int32 `[rounds]`, the history slot that x_{t+1} goes to; what is none is dropped.
+        num_clients: how many clients it was made for, or None.
+        work_unit: what `work` counts, "epochs" or "steps", or None.
+
+    As a pytree its leaves are the arrays.
     """
 
     client: np.ndarray
@@ -34,6 +44,10 @@ class Schedule(NamedTuple):
     work: np.ndarray
     present: np.ndarray
     time: np.ndarray | None = None
+    read: np.ndarray | None = None
+    write: np.ndarray | None = None
+    num_clients: int | None = None
+    work_unit: str | None = None
 
     def rounds(self, start: int, stop: int) -> "Schedule":
         """The piece of rounds start <= t < stop; it has to be run from a state at round `start`.
@@ -46,11 +60,46 @@ class Schedule(NamedTuple):
             raise ValueError(
                 f"rounds: found start {start}, stop {stop}, legal: 0 <= start <= stop <= {total}"
             )
-        return Schedule(*(None if a is None else a[start:stop] for a in self))
+        whole = {name: getattr(self, name) for name in _ARRAYS}
+        return self._replace(**{n: a[start:stop] for n, a in whole.items() if a is not None})
+
+    def history_slots(self) -> int:
+        """How many global models the history of `planned` holds: the most that are kept at once.
+
+        Raises:
+            ValueError: as `planned`.
+        """
+        self.check()
+        return plan.slots_needed(plan.last_reads(self.staleness, self.working()))
+
+    def planned(self) -> "Schedule":
+        """The same with `read` and `write`: a history that holds only what will still be read.
+
+        For a history of `history_slots()` models, where a ring would hold the largest staleness
+        + 1; the run is the same, bit for bit. The plan belongs to the whole schedule, run from
+        round 0 on: cut pieces from the result with `rounds`, change nothing else in it, and do not
+        go on with a longer schedule, whose plan is another one. `plan.plan` says how it is made.
+
+        Raises:
+            ValueError: if the schedule is malformed or asks for a model before x_0.
+        """
+        self.check()
+        read, write = plan.plan(self.staleness, self.working())
+        return self._replace(read=read, write=write)
+
+    def working(self) -> np.ndarray:
+        """bool `[rounds, slots]`: the slots that start from a model: present, and with work."""
+        return np.asarray(self.present) & (np.asarray(self.work) > 0)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the arrays to `path` as npz, under exactly that name."""
-        arrays = {name: a for name, a in self._asdict().items() if a is not None}
+        """Writes it to `path` as npz, under exactly that name; a plan is left out.
+
+        Beside the arrays `num_clients` (an int64) and `epochs` (a bool, the work unit), where they
+        are known. A plan in a file could not be trusted; making it again takes no time.
+        """
+        arrays = {name: getattr(self, name) for name in (*_FIELDS, "time", "num_clients")}
+        arrays["epochs"] = None if self.work_unit is None else self.work_unit == "epochs"
+        arrays = {name: np.asarray(a) for name, a in arrays.items() if a is not None}
         write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 
     def digest(self) -> str:
@@ -73,14 +122,16 @@ class Schedule(NamedTuple):
         """
         place = f"schedule file {os.fspath(path)}"
         try:
-            arrays = read_npz(path, [*_FIELDS], ["time"])
-            Schedule(**arrays).check()
+            arrays = read_npz(path, [*_FIELDS], ["time", "num_clients", "epochs"])
+            scalars = _scalars(arrays.pop("num_clients", None), arrays.pop("epochs", None))
+            Schedule(**arrays, **scalars).check()
         except OSError as error:
             raise type(error)(f"{place}: {error.strerror or error}") from None
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
         dtypes = {**_FIELDS, "time": np.float64}
-        return Schedule(**{name: a.astype(dtypes[name]) for name, a in arrays.items()})
+        arrays = {name: a.astype(dtypes[name]) for name, a in arrays.items()}
+        return Schedule(**arrays, **scalars)
 
     def check(self) -> None:
         """Refuses arrays that cannot be a schedule, whatever the data and the history.
@@ -91,36 +142,38 @@ class Schedule(NamedTuple):
         shape = np.shape(self.client)
         if len(shape) != 2:
             raise ValueError(f"client: found shape {shape}, legal: [rounds, slots]")
-        for name, dtype in _FIELDS.items():
-            array = np.asarray(getattr(self, name))
-            kind = "bool" if dtype is np.bool_ else "integers"
-            if array.shape != shape or array.dtype.kind not in ("b" if kind == "bool" else "iu"):
+        if (self.read is None) != (self.write is None):
+            found = "read" if self.write is None else "write"
+            raise ValueError(f"schedule: found {found} alone, legal: read and write, or neither")
+        for name in _ARRAYS:
+            if getattr(self, name) is not None:
+                own = shape[:1] if name in ("time", "write") else shape
+                _check_array(name, np.asarray(getattr(self, name)), own)
+        if self.num_clients is not None:
+            check_whole("num_clients", self.num_clients, 1, 2**31 - 1)
+            if np.max(self.client, initial=0) >= self.num_clients:
                 raise ValueError(
-                    f"{name}: found {array.dtype} {array.shape}, legal: {kind} {shape} like client"
+                    f"num_clients: found {self.num_clients}, legal: more than the largest client, "
+                    f"{np.max(self.client)}"
                 )
-            if kind == "integers" and array.size and not 0 <= array.min() <= array.max() < 2**31:
-                raise ValueError(
-                    f"{name}: found {array.min()} to {array.max()}, legal: 0 to {2**31 - 1}"
-                )
-        if self.time is not None:
-            time = np.asarray(self.time)
-            if time.shape != shape[:1] or time.dtype.kind not in "fiu":
-                raise ValueError(
-                    f"time: found {time.dtype} {time.shape}, legal: numbers {shape[:1]}"
-                )
-            if not np.isfinite(time).all():
-                raise ValueError("time: found a number that is not finite, legal: finite ones")
+        if self.work_unit not in (None, *_WORK_UNITS):
+            raise ValueError(f"work_unit: found {self.work_unit!r}, legal: epochs, steps or None")
 
     def stats(self, num_clients: int, steps: np.ndarray | None = None) -> dict[str, object]:
         r"""What the schedule asks for, over present slots with work.
 
-        With :math:`K_{t,i}` the local steps and S_t the counted slots of round t, averaged over the
-        rounds that have any (the theorem's constants, section 4 of the paper; its appendix drops
-        the 1/m of the third):
+        With :math:`K_{t,i}` the local steps, :math:`s_{t,i}` the staleness and S_t the counted
+        slots of round t, averaged over the rounds that have any (the theorem's constants, section 4
+        of the paper; its appendix drops the 1/m of the third), T rounds and c_j the slots that
+        client j fills:
 
         .. math:: \phi_1 = \text{mean}_t \frac{1}{|S_t|}\sum K_{t,i}, \quad
                   \phi_2 = \text{mean}_t \frac{1}{|S_t|}\sum K_{t,i}^2, \quad
                   \phi_3 = \text{mean}_t \frac{1}{|S_t|}\sum \frac{1}{K_{t,i}}
+
+        .. math:: \tau_{max} = \max s_{t,i}, \quad \tau_{avg} = \text{mean}_{t,i}\, s_{t,i}, \quad
+                  p_j = \frac{|\{t : j \in S_t\}|}{T}, \quad
+                  n_{eff} = \frac{(\sum_j c_j)^2}{\sum_j c_j^2}
 
         Args:
             num_clients: n; every client id must be below it.
@@ -129,40 +182,58 @@ class Schedule(NamedTuple):
                 of work.
 
         Returns:
-            `participation` int64 `[num_clients]`, slots filled by each client; `staleness` int64
-            `[max + 1]`, how often each staleness occurs; `phi_1`, `phi_2`, `phi_3` floats (nan
-            without any work).
+            `participation` int64 `[num_clients]`, c; `inclusion` float64 `[num_clients]`, p, the
+            share of rounds with the client in the buffer at least once (the theorem assumes m/n for
+            all); `effective_clients` float, n_eff, n where all fill as many slots; `staleness`
+            int64 `[tau_max + 1]`, how often each staleness occurs; `tau_max` int; `tau_avg`,
+            `phi_1`, `phi_2`, `phi_3` floats. Means of nothing and n_eff without any work are nan,
+            tau_max is then 0.
 
         Raises:
-            ValueError: for a client id outside 0..num_clients-1, or steps of another shape.
+            ValueError: for a client id outside 0..num_clients-1, a schedule made for another number
+                of clients, or steps of another shape.
         """
         check_clients(self, num_clients)
         work = np.asarray(self.work if steps is None else steps, np.float64)
         if work.shape != self.work.shape:
             raise ValueError(f"steps: found shape {work.shape}, legal: {self.work.shape}")
         counted = self.present & (work > 0)
-        rounds = counted.any(axis=1)
-        size = counted.sum(axis=1)[rounds]
-        k = np.where(counted, work, 1.0)[rounds]
-        means = [
-            np.where(counted[rounds], term, 0.0).sum(axis=1) / size for term in (k, k**2, 1.0 / k)
-        ]
-        phi = [float(mean.mean()) if mean.size else float("nan") for mean in means]
+        visits = np.bincount(self.client[counted], minlength=num_clients)
+        stale = np.bincount(self.staleness[counted], minlength=1)
+        # Each client once a round, without an array of rounds times clients.
+        ordered = np.sort(np.where(counted, self.client.astype(np.int64), -1), axis=1)
+        first = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
+        included = np.bincount(ordered[first], minlength=num_clients)
         return {
-            "participation": np.bincount(self.client[counted], minlength=num_clients),
-            "staleness": np.bincount(self.staleness[counted], minlength=1),
-            "phi_1": phi[0],
-            "phi_2": phi[1],
-            "phi_3": phi[2],
+            "participation": visits,
+            "inclusion": _ratio(included, len(counted)),
+            "effective_clients": float(_ratio(visits.sum() ** 2, (visits**2).sum())),
+            "staleness": stale,
+            "tau_max": len(stale) - 1,
+            "tau_avg": float(_ratio(stale @ np.arange(len(stale)), stale.sum())),
+            **_work_constants(work, counted),
         }
 
 
+# The two scalars say what it was made for: no leaves, so a tree can be mapped, stacked and indexed.
+register_pytree_node(
+    Schedule,
+    lambda schedule: (schedule[: len(_ARRAYS)], schedule[len(_ARRAYS) :]),
+    lambda scalars, arrays: Schedule(*arrays, *scalars),
+)
+
+
 def check_clients(schedule: Schedule, num_clients: int) -> None:
-    """Refuses a schedule that names a client there is none of.
+    """Refuses a schedule that names a client there is none of, or was made for other clients.
 
     Raises:
-        ValueError: with the largest client id and the number of clients.
+        ValueError: with both numbers of clients, or the largest client id and the number.
     """
+    if schedule.num_clients not in (None, num_clients):
+        raise ValueError(
+            f"schedule: found one made for {schedule.num_clients} clients, legal: one made for "
+            f"{num_clients}"
+        )
     if schedule.client.size and schedule.client.max() >= num_clients:
         raise ValueError(
             f"schedule: found client {schedule.client.max()}, legal: 0 to {num_clients - 1} "
@@ -170,62 +241,43 @@ def check_clients(schedule: Schedule, num_clients: int) -> None:
         )
 
 
-def random_schedule(
-    seed: int,
-    num_rounds: int,
-    num_clients: int,
-    buffer_size: int = 5,
-    max_delay: int = 5,
-    local_work: int = 3,
-    randomness: float = 2,
-) -> Schedule:
-    """The paper's random model (section 5.1): every slot is filled, in every round.
-
-    * `buffer_size` (m) distinct clients, uniformly without replacement (the theorem's assumption);
-    * staleness uniform over the models that exist, at most `max_delay` (tau): 0 to min(t, tau);
-    * local work uniform over {1, ..., local_work * randomness} (K and R), afresh in every slot.
-
-    Clients, staleness and work have generators of their own, and each round draws after the one
-    before it: changing the delays moves no cohort, and a longer schedule begins with the shorter
-    one.
-
-    Raises:
-        ValueError: for a count below its minimum, a buffer larger than the number of clients, a
-            seed outside 0..2**32-1, or local_work * randomness that is not a whole number >= 1.
-    """
-    _check_int("seed", seed, 0, 2**32 - 1)
-    _check_int("num_rounds", num_rounds, 0)
-    _check_int("num_clients", num_clients, 1, 2**31 - 1)
-    _check_int("buffer_size", buffer_size, 1)
-    _check_int("max_delay", max_delay, 0)
-    _check_int("local_work", local_work, 1)
-    if buffer_size > num_clients:
-        raise ValueError(
-            f"buffer_size: found {buffer_size}, legal: at most the number of clients, {num_clients}"
-        )
-    most_work = local_work * randomness
-    if not (1 <= most_work < 2**31 and most_work == int(most_work)):
-        raise ValueError(
-            f"local_work * randomness: found {local_work} * {randomness} = {most_work}, "
-            "legal: a whole number from 1 on"
-        )
-    streams = [np.random.default_rng([seed, stream]) for stream in range(3)]
-    clients, delays, work = (streams[k] for k in (_CLIENT_STREAM, _STALENESS_STREAM, _WORK_STREAM))
-    shape = (num_rounds, buffer_size)
-    client = np.zeros(shape, np.int32)
-    for t in range(num_rounds):
-        client[t] = clients.choice(num_clients, buffer_size, replace=False)
-    oldest = np.minimum(np.arange(num_rounds), max_delay)[:, None]
-    return Schedule(
-        client=client,
-        staleness=delays.integers(0, oldest, size=shape, endpoint=True).astype(np.int32),
-        work=work.integers(1, int(most_work), size=shape, endpoint=True).astype(np.int32),
-        present=np.ones(shape, np.bool_),
-    )
+def _work_constants(work: np.ndarray, counted: np.ndarray) -> dict[str, float]:
+    """phi_1, phi_2 and phi_3 of `Schedule.stats`."""
+    rounds = counted.any(axis=1)
+    size = counted.sum(axis=1)[rounds]
+    k = np.where(counted, work, 1.0)[rounds]
+    means = [np.where(counted[rounds], term, 0.0).sum(axis=1) / size for term in (k, k**2, 1.0 / k)]
+    return {
+        f"phi_{i}": float(mean.mean()) if mean.size else float("nan")
+        for i, mean in enumerate(means, start=1)
+    }
 
 
-def _check_int(name: str, value: int, least: int, most: int | None = None) -> None:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        legal = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
-        raise ValueError(f"{name}: found {value!r}, legal: {legal}")
+def _ratio(total: np.ndarray, count: int) -> np.ndarray:
+    """total / count, nan where the count is 0."""
+    return np.asarray(total) / count if count else np.full(np.shape(total), np.nan)
+
+
+def _scalars(num_clients: np.ndarray | None, epochs: np.ndarray | None) -> dict[str, object]:
+    """What a file says of its clients and its unit of work, as `Schedule` keeps them."""
+    for name, value, kinds in (("num_clients", num_clients, "iu"), ("epochs", epochs, "b")):
+        if value is not None and (value.shape or value.dtype.kind not in kinds):
+            legal = "one bool" if kinds == "b" else "one integer"
+            raise ValueError(f"{name}: found {value.dtype} {value.shape}, legal: {legal}")
+    return {
+        "num_clients": None if num_clients is None else int(num_clients),
+        "work_unit": None if epochs is None else _WORK_UNITS[0 if epochs else 1],
+    }
+
+
+def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Refuses what is not as `Schedule` describes it."""
+    kind = {"present": "bool", "time": "numbers"}.get(name, "integers")
+    kinds = {"bool": "b", "numbers": "fiu", "integers": "iu"}[kind]
+    if array.shape != shape or array.dtype.kind not in kinds:
+        like = " like client" if array.ndim == 2 and name != "time" else ""
+        raise ValueError(f"{name}: found {array.dtype} {array.shape}, legal: {kind} {shape}{like}")
+    if kind == "integers" and array.size and not 0 <= array.min() <= array.max() < 2**31:
+        raise ValueError(f"{name}: found {array.min()} to {array.max()}, legal: 0 to {2**31 - 1}")
+    if kind == "numbers" and not np.isfinite(array).all():
+        raise ValueError(f"{name}: found a number that is not finite, legal: finite ones")

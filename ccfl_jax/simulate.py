@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from ccfl_jax import history as ring
-from ccfl_jax import tree
+from ccfl_jax import plan, tree
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data.federated import check_dtype
 from ccfl_jax.rounds import Info, RoundFn, State
@@ -28,9 +27,10 @@ def run_rounds(
     """Runs the rounds of a schedule, or of a piece of it, as one compiled program.
 
     A schedule may be run in pieces, `schedule.rounds(a, b)`, each from the state of the one before;
-    the results are the same. The program is compiled once per round function and shapes of state
-    and data: neither the clients, their sizes and work nor, up to 256 rounds, the length of a piece
-    compile it again. A piece of no rounds compiles without training.
+    the results are the same; so they are for pieces of `schedule.planned()`, with a history of
+    fewer models. The program is compiled once per round function and shapes of state and data,
+    and once more for plans: neither the clients, their sizes and work nor, up to 256 rounds, the
+    length of a piece compile it again. A piece of no rounds compiles without training.
 
     Args:
         round_fn: from `build_round`; or a `jax.tree_util.Partial` that builds the round from its
@@ -45,11 +45,12 @@ def run_rounds(
         The state after the last round, and the infos stacked `[rounds, ...]` as NumPy arrays.
 
     Raises:
-        ValueError: if the schedule is malformed, names a client there is none of, or asks for a
-            model that does not exist (yet) or is no longer kept; for 2**31 rows of data or more.
+        ValueError: if the schedule is malformed, was made for other clients or names one there is
+            none of, or asks for a model that does not exist (yet) or is not kept, or if its plan is
+            not its own; for 2**31 rows of data or more.
     """
     check_rows(data.indices.shape[-1])
-    check_schedule(schedule, len(data), int(state.round), ring.length(state.history))
+    check_schedule(schedule, len(data), int(state.round), np.asarray(state.history.version))
     slots, rounds = padded(schedule)
     run = _run_donated if donate else _run
     # A Partial of a Partial equals no other one: every piece would compile.
@@ -72,39 +73,43 @@ def padded(schedule: Schedule) -> tuple[Schedule, int]:
 
     def fill(a: np.ndarray) -> jax.Array:
         a = np.asarray(a)
-        return jnp.asarray(
-            np.pad(a, ((0, padding), (0, 0))), bool if a.dtype == bool else jnp.int32
-        )
+        widths = [(0, padding), *[(0, 0)] * (a.ndim - 1)]
+        return jnp.asarray(np.pad(a, widths), bool if a.dtype == bool else jnp.int32)
 
-    return Schedule(*(fill(a) for a in schedule[:4])), rounds
+    filled = Schedule(*(fill(a) for a in schedule[:4]))
+    if schedule.read is not None:
+        filled = filled._replace(read=fill(schedule.read), write=fill(schedule.write))
+    return filled, rounds
 
 
 def check_schedule(
-    schedule: Schedule, num_clients: int, first_round: int, history_length: int
+    schedule: Schedule, num_clients: int, first_round: int, held: np.ndarray
 ) -> None:
-    """Refuses a schedule that cannot be run.
+    """Refuses a schedule that cannot be run; `held` is `history.version` before its first round.
 
     Raises:
-        ValueError: if the schedule is malformed, names a client outside 0..num_clients-1, needs
-            more models than the history holds, or, in some round t, one from before x_0.
+        ValueError: if the schedule is malformed, was made for other clients or names one outside
+            0..num_clients-1, needs more models than the history holds or, in some round t, one from
+            before x_0, or has a plan that is not its own.
     """
     schedule.check()
     check_clients(schedule, num_clients)
-    # Of any integer dtype, the unsigned ones too, from which nothing can be subtracted.
-    staleness = np.where(schedule.present, schedule.staleness, 0).astype(np.int64)
-    if not staleness.size:
-        return
-    if staleness.max() >= history_length:
-        raise ValueError(
-            f"history_length: found {history_length}, legal: at least {staleness.max() + 1}, "
-            f"the schedule's largest staleness is {staleness.max()}"
-        )
-    too_old = staleness - first_round - np.arange(len(staleness))[:, None]
-    if too_old.max() > 0:
-        row = int(too_old.max(axis=1).argmax())
-        raise ValueError(
-            f"schedule: found staleness {staleness[row].max()} in round {first_round + row}, "
-            f"legal: 0 to {first_round + row}, there is no model before x_0"
+    if schedule.read is None:
+        oldest = int(np.where(schedule.present, schedule.staleness, 0).max(initial=0))
+        if oldest >= len(held):
+            raise ValueError(
+                f"history_length: found {len(held)}, legal: at least {oldest + 1}, "
+                f"the schedule's largest staleness is {oldest}"
+            )
+    plan.check_versions(schedule.staleness, schedule.present, first_round)
+    if schedule.read is not None:
+        plan.check_plan(
+            schedule.read,
+            schedule.write,
+            schedule.staleness,
+            schedule.working(),
+            first_round,
+            held,
         )
 
 

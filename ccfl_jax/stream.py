@@ -47,7 +47,8 @@ def stream_rounds(
     so the results are those of an unstreamed run. The thread ends with the generator.
 
     Args:
-        schedule: arrays `[rounds, slots]`. Absent slots and those without work need no samples.
+        schedule: arrays `[rounds, slots]`, planned or not. Absent slots and those without work need
+            no samples.
         data: on the host.
         memory: bytes of a device for two pieces: the one in use and the one sent ahead.
         put: sends the data of a piece; called in the thread.
@@ -66,7 +67,7 @@ def stream_rounds(
             return None
         with jax.enable_x64(wide):
             piece = schedule.rounds(*span)
-            return put(data.only(piece.client[_needed(piece)], pieces.rows))
+            return put(data.only(piece.client[piece.working()], pieces.rows))
 
     def generate() -> Iterator[tuple[Schedule, FederatedData]]:
         with ThreadPoolExecutor(1, "stream_rounds") as thread:
@@ -100,7 +101,7 @@ def cut(schedule: Schedule, data: FederatedData, memory: int) -> Pieces:
     room = min((memory // 2 - fixed) // row_bytes, 2**31 - 1)  # rows; they are counted in int32
     starts, held, most = [0], 0, 1
     last_round = np.full(len(data), -1)  # in which each client was last asked for
-    for t, (clients, needed) in enumerate(zip(schedule.client, _needed(schedule), strict=True)):
+    for t, (clients, needed) in enumerate(zip(schedule.client, schedule.working(), strict=True)):
         clients = np.unique(clients[needed])
         own = int(sizes[clients].sum())
         if max(own, 1) > room:
@@ -118,8 +119,3 @@ def cut(schedule: Schedule, data: FederatedData, memory: int) -> Pieces:
         most = max(most, held)
     rounds = len(schedule.client)
     return Pieces([*starts, rounds] if rounds else [0], most, fixed + most * row_bytes)
-
-
-def _needed(schedule: Schedule) -> np.ndarray:
-    """Bool `[rounds, slots]`: the slots that look at samples."""
-    return schedule.present & (schedule.work > 0)

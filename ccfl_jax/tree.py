@@ -17,8 +17,12 @@ def read(stack: Any, index: jax.Array) -> Any:
 
 
 def write(stack: Any, index: jax.Array, entry: Any) -> Any:
-    """The stacked tree `[n, ...]` with entry `index` replaced."""
-    return jax.tree.map(lambda a, b: a.at[index].set(b.astype(a.dtype)), stack, entry)
+    """The stacked tree `[n, ...]` with entry `index` replaced; none where index >= n."""
+
+    def put(a: jax.Array, b: jax.Array) -> jax.Array:
+        return a.at[index].set(b.astype(a.dtype), mode="drop")  # clamped, it would hit the last one
+
+    return jax.tree.map(put, stack, entry)
 
 
 def at_least_float32(dtype: Any) -> Any:

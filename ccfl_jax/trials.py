@@ -36,7 +36,8 @@ def run_trials(
         round_fn: a `jax.tree_util.Partial` that builds a round, without a mesh, from its first
             arguments, which have a leading axis `[trials]`: learning rates, for example.
         states: the states of all trials, stacked `[trials, ...]`, all before the same round.
-        schedule: of all trials, or a sequence with that of each; as in `run_rounds` otherwise.
+        schedule: of all trials, or a sequence with that of each, all planned or none; as in
+            `run_rounds` otherwise.
         data: the clients' samples. `indices` and `offsets` may be `[trials, ...]`, other clients in
             every trial; the arrays are common to all.
         mesh: devices to spread the trials over, along its first axis; each runs its own trials and
@@ -52,7 +53,8 @@ def run_trials(
         `[trials, rounds, ...]` as NumPy arrays.
 
     Raises:
-        ValueError: as `run_rounds`, and if trials, schedules and lists are of unequal number.
+        ValueError: as `run_rounds`, if trials, schedules and lists are of unequal number, or if
+            some schedules are planned and some are not.
     """
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
     _check_trials(round_fn, states, schedules, data)
@@ -121,10 +123,18 @@ def _check_trials(
     for name, found in (("states", starts), ("schedule", lengths)):
         if len(found) > 1:
             raise ValueError(f"{name}: found rounds {sorted(found)}, legal: the same in each trial")
+    planned = sum(one.read is not None for one in schedules)
+    if planned not in (0, len(schedules)):
+        raise ValueError(
+            f"schedule: found {planned} of {len(schedules)} with a plan, legal: all or none"
+        )
     simulate.check_rows(data.indices.shape[-1])
-    history_length = jax.tree.leaves(states.history)[0].shape[1]
-    for one in schedules:
-        simulate.check_schedule(one, data.offsets.shape[-1] - 1, *starts, history_length)
+    held = np.asarray(states.history.version)
+    if len(schedules) == 1:  # what holds for one holds for all that have the same models
+        held = np.unique(held, axis=0)
+        schedules = schedules * len(held)
+    for one, versions in zip(schedules, held, strict=True):
+        simulate.check_schedule(one, data.offsets.shape[-1] - 1, *starts, versions)
 
 
 def _each_trial(

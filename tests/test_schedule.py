@@ -1,16 +1,15 @@
-"""Schedules: the paper's random model, files, statistics."""
+"""Schedules: files, what is refused, statistics, trees."""
 
 import io
 import tracemalloc
 import warnings
 import zipfile
 
+import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from problems import make_schedule
 
-import ccfl_jax as ccfl
 from ccfl_jax import Schedule, npz
 
 
@@ -24,116 +23,36 @@ def small(**changes):
     return Schedule(**{**arrays, **changes})
 
 
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    clients=st.integers(1, 30),
-    delay=st.integers(0, 8),
-    work=st.integers(1, 4),
-    randomness=st.integers(1, 3),
-    data=st.data(),
-)
-def test_random_schedule_is_legal(seed, clients, delay, work, randomness, data):
-    slots = data.draw(st.integers(1, clients))
-    s = ccfl.random_schedule(seed, 15, clients, slots, delay, work, randomness)
-    assert s.client.shape == s.staleness.shape == s.work.shape == s.present.shape == (15, slots)
-    assert s.client.dtype == s.staleness.dtype == s.work.dtype == np.int32
-    assert s.present.all() and s.present.dtype == bool
-    assert ((s.client >= 0) & (s.client < clients)).all()
-    assert all(len(set(row)) == slots for row in s.client)
-    assert ((s.staleness >= 0) & (s.staleness <= np.minimum(np.arange(15), delay)[:, None])).all()
-    assert ((s.work >= 1) & (s.work <= work * randomness)).all()
-
-
-def chi_square(counts, expected):
-    return ((counts - expected) ** 2 / expected).sum()
-
-
-def test_random_schedule_follows_the_papers_distributions():
-    """Uniform delays and work, inclusion probability m/n: each chi-square within 5 sigmas."""
-    rounds, n, m, tau = 4000, 20, 5, 4
-    s = ccfl.random_schedule(0, rounds, n, m, tau, local_work=3, randomness=2)
-    late = s.staleness[tau:]
-    delays = np.bincount(late.ravel(), minlength=tau + 1)
-    assert len(delays) == tau + 1
-    assert chi_square(delays, late.size / (tau + 1)) < tau + 5 * np.sqrt(2 * tau)
-    work = np.bincount(s.work.ravel(), minlength=7)[1:]
-    assert len(work) == 6 and chi_square(work, s.work.size / 6) < 5 + 5 * np.sqrt(10)
-    visits = np.bincount(s.client.ravel(), minlength=n)
-    spread = np.sqrt(rounds * (m / n) * (1 - m / n))
-    assert (abs(visits - rounds * m / n) < 5 * spread).all()
-    pairs = sum(1 for row in s.client if {0, 1} <= set(row))
-    p = m * (m - 1) / (n * (n - 1))
-    assert abs(pairs - rounds * p) < 5 * np.sqrt(rounds * p)
-
-
-def test_cohorts_change_between_rounds():
-    s = ccfl.random_schedule(0, 20, 100, 10)
-    assert len(np.unique(s.client)) >= 70
-
-
-def test_seeds_matter_and_repeat():
-    first, same, other = (ccfl.random_schedule(k, 10, 50) for k in (0, 0, 1))
-    for a, b in zip(first[:4], same[:4], strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert (first.client != other.client).any()
-
-
-def test_one_choice_moves_no_other():
-    base = ccfl.random_schedule(7, 30, 50, 5, max_delay=5, local_work=3)
-    more_work = ccfl.random_schedule(7, 30, 50, 5, max_delay=5, local_work=6)
-    np.testing.assert_array_equal(base.client, more_work.client)
-    np.testing.assert_array_equal(base.staleness, more_work.staleness)
-    punctual = ccfl.random_schedule(7, 30, 50, 5, max_delay=0, local_work=3)
-    np.testing.assert_array_equal(base.client, punctual.client)
-    np.testing.assert_array_equal(base.work, punctual.work)
-
-
-def test_a_longer_schedule_begins_with_the_shorter():
-    short, long = ccfl.random_schedule(3, 40, 30), ccfl.random_schedule(3, 100, 30)
-    for a, b in zip(short[:4], long.rounds(0, 40)[:4], strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"buffer_size": 6, "num_clients": 5},
-            "buffer_size: found 6, legal: at most the number of",
-        ),
-        ({"buffer_size": 0}, "buffer_size: found 0, legal: a whole number from 1 on"),
-        ({"max_delay": -1}, "max_delay: found -1, legal: a whole number from 0 on"),
-        ({"seed": 2**32}, "seed: found 4294967296, legal: a whole number from 0 to 4294967295"),
-        ({"seed": -1}, "seed: found -1"),
-        ({"seed": 1.5}, "seed: found 1.5"),
-        ({"num_rounds": True}, "num_rounds: found True"),
-        (
-            {"randomness": 0.5},
-            "local_work * randomness: found 3 * 0.5 = 1.5, legal: a whole number",
-        ),
-        ({"randomness": float("nan")}, "local_work * randomness: found 3 * nan"),
-        ({"local_work": 0}, "local_work: found 0"),
-    ],
-)
-def test_random_schedule_refuses(arguments, message):
-    settings = {"seed": 0, "num_rounds": 3, "num_clients": 10, **arguments}
-    with pytest.raises(ValueError) as error:
-        ccfl.random_schedule(**settings)
-    assert message in str(error.value)
-
-
 @pytest.mark.parametrize("time", [None, np.array([0.5, 2.25])])
-def test_save_and_load(tmp_path, time):
+@pytest.mark.parametrize(
+    "made_for", [{}, {"num_clients": 7}, {"work_unit": "steps"}, {"work_unit": "epochs"}]
+)
+def test_save_and_load(tmp_path, time, made_for):
     path = tmp_path / "a.schedule"
-    saved = small(time=time)
+    saved = small(time=time, **made_for)
     saved.save(path)
     loaded = Schedule.load(path)
-    for a, b in zip(saved, loaded, strict=True):
+    assert loaded[5:] == saved[5:] and type(loaded.num_clients) is type(saved.num_clients)
+    for a, b in zip(saved[:5], loaded[:5], strict=True):
         if a is None:
             assert b is None
         else:
             np.testing.assert_array_equal(a, b)
             assert a.dtype == b.dtype
+
+
+def test_a_plan_stays_out_of_the_file(tmp_path):
+    small(num_clients=np.int32(3)).planned().save(tmp_path / "s.npz")
+    names = {"client", "staleness", "work", "present", "num_clients"}
+    assert {*np.load(tmp_path / "s.npz", allow_pickle=False)} == names
+    loaded = Schedule.load(tmp_path / "s.npz")
+    assert loaded.read is None and loaded.write is None and loaded.num_clients == 3
+    made(tmp_path / "planned.npz", read=np.zeros((2, 2), np.int32), write=np.zeros(2, np.int32))
+    refused(tmp_path / "planned.npz", "unknown ['read.npy', 'write.npy']")
+
+
+def test_what_it_was_made_for_is_no_part_of_the_digest():
+    assert small(num_clients=3, work_unit="steps").planned().digest() == small().digest()
 
 
 def made(path, compression=zipfile.ZIP_DEFLATED, **members):
@@ -183,6 +102,12 @@ def npy(dtype="<i4", order=False, shape="(2, 2), ", data=bytes(16)):
         ({"time": np.array([True, False])}, "time: found bool (2,), legal: numbers (2,)"),
         ({"a\nb" * 99: npy()}, "missing [], unknown ['a"),
         ({"client": np.full((2, 2), -1)}, "client: found -1 to -1, legal: 0 to"),
+        ({"num_clients": np.array([3, 3])}, "num_clients: found int64 (2,), legal: one integer"),
+        ({"num_clients": np.array(3.0)}, "num_clients: found float64 (), legal: one integer"),
+        ({"num_clients": np.array(2)}, "num_clients: found 2, legal: more than the largest"),
+        ({"num_clients": np.array(2**64 - 1)}, "num_clients: found 18446744073709551615, legal: a"),
+        ({"epochs": np.array(1)}, "epochs: found int64 (), legal: one bool"),
+        ({"epochs": np.array([True])}, "epochs: found bool (1,), legal: one bool"),
     ],
 )
 def test_load_refuses_what_is_in_a_file(tmp_path, members, message):
@@ -297,6 +222,24 @@ def test_missing_and_unknown_arrays_are_named(tmp_path):
         ({"staleness": np.full((2, 2), -1)}, "staleness: found -1 to -1, legal: 0 to"),
         ({"client": np.full((2, 2), 2**40)}, "client: found 1099511627776 to"),
         ({"time": np.zeros(3)}, r"time: found float64 \(3,\), legal: numbers \(2,\)"),
+        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 to"),
+        ({"num_clients": 2.0}, "num_clients: found 2.0, legal: a whole number"),
+        ({"num_clients": 2}, "num_clients: found 2, legal: more than the largest client, 2"),
+        ({"work_unit": "batches"}, "work_unit: found 'batches', legal: epochs, steps or None"),
+        ({"read": np.zeros((2, 2), int)}, "schedule: found read alone, legal: read and write, or"),
+        ({"write": np.zeros(2, int)}, "schedule: found write alone, legal: read and write, or"),
+        (
+            {"read": np.zeros((2, 3), int), "write": np.zeros(2, int)},
+            r"read: found int64 \(2, 3\), legal: integers \(2, 2\)",
+        ),
+        (
+            {"read": np.zeros((2, 2), int), "write": np.zeros((2, 2), int)},
+            r"write: found int64 \(2, 2\), legal: integers \(2,\)",
+        ),
+        (
+            {"read": np.full((2, 2), -1), "write": np.zeros(2, int)},
+            "read: found -1 to -1, legal: 0 to",
+        ),
     ],
 )
 def test_check_refuses(changes, message):
@@ -305,9 +248,13 @@ def test_check_refuses(changes, message):
 
 
 def test_rounds_cuts_and_checks():
-    piece = small(time=np.array([1.0, 2.0])).rounds(1, 2)
+    whole = small(time=np.array([1.0, 2.0]), num_clients=5, work_unit="steps").planned()
+    piece = whole.rounds(1, 2)
     np.testing.assert_array_equal(piece.client, [[2, 2]])
     np.testing.assert_array_equal(piece.time, [2.0])
+    np.testing.assert_array_equal(piece.read, whole.read[1:])
+    np.testing.assert_array_equal(piece.write, whole.write[1:])
+    assert piece[7:] == (5, "steps")
     with pytest.raises(ValueError, match="found start 1, stop 3, legal: 0 <= start <= stop <= 2"):
         small().rounds(1, 3)
 
@@ -317,9 +264,30 @@ def test_stats_by_hand():
     stats = small().stats(num_clients=4)
     np.testing.assert_array_equal(stats["participation"], [1, 1, 1, 0])
     np.testing.assert_array_equal(stats["staleness"], [2, 1])
+    assert stats["tau_max"] == 1 and stats["tau_avg"] == pytest.approx(1 / 3)
+    np.testing.assert_allclose(stats["inclusion"], [1 / 2, 1 / 2, 1 / 2, 0])
+    assert stats["effective_clients"] == pytest.approx(3)
     assert stats["phi_1"] == pytest.approx(((2 + 4) / 2 + 1) / 2)
     assert stats["phi_2"] == pytest.approx(((4 + 16) / 2 + 1) / 2)
     assert stats["phi_3"] == pytest.approx(((1 / 2 + 1 / 4) / 2 + 1) / 2)
+
+
+def test_a_client_twice_in_a_round_is_included_once():
+    """Client 0 fills three slots in two of four rounds, client 1 one: n_eff = 4^2 / (9 + 1)."""
+    s = make_schedule([[0, 0], [0, 1], [1, 1], [2, 2]], work=[[1, 2], [1, 1], [0, 0], [0, 0]])
+    stats = s.stats(3)
+    np.testing.assert_array_equal(stats["participation"], [3, 1, 0])
+    np.testing.assert_array_equal(stats["inclusion"], [2 / 4, 1 / 4, 0])
+    assert stats["inclusion"].dtype == np.float64
+    assert stats["effective_clients"] == pytest.approx(16 / 10)
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_stats_of_nothing(rounds):
+    stats = make_schedule([[0, 1]] * 2, present=False).rounds(0, rounds).stats(2)
+    names = ("tau_avg", "effective_clients", "phi_1", "phi_2", "phi_3")
+    assert all(np.isnan(stats[name]) for name in names) and stats["tau_max"] == 0
+    np.testing.assert_array_equal(stats["inclusion"], [0, 0] if rounds else [np.nan, np.nan])
 
 
 def test_stats_in_local_steps():
@@ -330,6 +298,20 @@ def test_stats_in_local_steps():
         small().stats(num_clients=3, steps=np.ones((1, 2)))
 
 
-def test_stats_refuses_a_client_there_is_none_of():
+def test_stats_refuses_other_clients():
     with pytest.raises(ValueError, match=r"found client 2, legal: 0 to 1 \(2 clients\)"):
         small().stats(num_clients=2)
+    message = "schedule: found one made for 10 clients, legal: one made for 4"
+    with pytest.raises(ValueError, match=message):
+        small(num_clients=10).stats(num_clients=4)
+
+
+def test_a_tree_of_its_arrays():
+    """What it was made for is no leaf: it is kept, and an array may have any other shape."""
+    schedule = small(num_clients=5, work_unit="steps").planned()
+    row = jax.tree.map(lambda a: a[1], schedule)
+    assert row[7:] == (5, "steps") and row.time is None and row.write == schedule.write[1]
+    np.testing.assert_array_equal(row.client, [2, 2])
+    assert len(jax.tree.leaves(schedule)) == 6 and len(jax.tree.leaves(small())) == 4
+    stacked = jax.tree.map(lambda *a: np.stack(a), schedule, schedule)
+    assert stacked.read.shape == (2, 2, 2)

@@ -159,6 +159,9 @@ def test_unknown_clients_and_malformed_schedules_are_refused():
     data, round_fn, state = setting()
     with pytest.raises(ValueError, match=r"found client 4, legal: 0 to 3 \(4 clients\)"):
         ccfl.run_rounds(round_fn, state, make_schedule([[4]]), data)
+    for_fewer = make_schedule([[0]])._replace(num_clients=3)
+    with pytest.raises(ValueError, match="found one made for 3 clients, legal: one made for 4"):
+        ccfl.run_rounds(round_fn, state, for_fewer, data)
     with pytest.raises(ValueError, match="staleness: found -1"):
         ccfl.run_rounds(round_fn, state, make_schedule([[0]], staleness=-1), data)
 

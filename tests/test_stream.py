@@ -44,10 +44,10 @@ def memory_for(rows):
     return 2 * (FIXED + rows * ROW_BYTES)
 
 
-def setting(**how):
+def setting(history_length=4, **how):
     task, server = softmax_task(), ccfl.cc_fedsgd(1.0)
     round_fn = ccfl.build_round(task, server, optax.sgd(0.1), batch_size=4, **how)
-    return round_fn, ccfl.init_state(task, server, jax.random.key(0), history_length=4)
+    return round_fn, ccfl.init_state(task, server, jax.random.key(0), history_length)
 
 
 def run_streamed(round_fn, state, schedule, data, **how):
@@ -92,6 +92,14 @@ def test_a_streamed_run_is_the_run_bit_for_bit_in_one_program(whole):
         seen.append(len(traces))
     assert_equal(whole, (state, joined(infos)))
     assert len(seen) > 3 and seen[0] == seen[-1] > 0
+
+
+def test_a_planned_run_is_the_rings_bit_for_bit(whole):
+    """A history of the slots that the whole schedule needs; the pieces are cut from its plan."""
+    schedule = uneven_schedule()
+    round_fn, state = setting(history_length=schedule.history_slots())
+    end, info = run_streamed(round_fn, state, schedule.planned(), on_host())
+    assert_equal(*((one._replace(history=()), its) for one, its in (whole, (end, info))))
 
 
 def test_lanes_and_work_in_steps_bit_for_bit():

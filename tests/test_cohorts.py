@@ -1,0 +1,169 @@
+"""The paper's random model, and cohorts of those who are available."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ccfl_jax as ccfl
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    clients=st.integers(1, 30),
+    delay=st.integers(0, 8),
+    work=st.integers(1, 4),
+    randomness=st.integers(1, 3),
+    data=st.data(),
+)
+def test_random_schedule_is_legal(seed, clients, delay, work, randomness, data):
+    slots = data.draw(st.integers(1, clients))
+    s = ccfl.random_schedule(seed, 15, clients, slots, delay, work, randomness)
+    assert s.client.shape == s.staleness.shape == s.work.shape == s.present.shape == (15, slots)
+    assert s.client.dtype == s.staleness.dtype == s.work.dtype == np.int32
+    assert s.present.all() and s.present.dtype == bool
+    assert ((s.client >= 0) & (s.client < clients)).all()
+    assert all(len(set(row)) == slots for row in s.client)
+    assert ((s.staleness >= 0) & (s.staleness <= np.minimum(np.arange(15), delay)[:, None])).all()
+    assert ((s.work >= 1) & (s.work <= work * randomness)).all()
+
+
+def chi_square(counts, expected):
+    return ((counts - expected) ** 2 / expected).sum()
+
+
+def test_random_schedule_follows_the_papers_distributions():
+    """Uniform delays and work, inclusion probability m/n: each chi-square within 5 sigmas."""
+    rounds, n, m, tau = 4000, 20, 5, 4
+    s = ccfl.random_schedule(0, rounds, n, m, tau, local_work=3, randomness=2)
+    late = s.staleness[tau:]
+    delays = np.bincount(late.ravel(), minlength=tau + 1)
+    assert len(delays) == tau + 1
+    assert chi_square(delays, late.size / (tau + 1)) < tau + 5 * np.sqrt(2 * tau)
+    work = np.bincount(s.work.ravel(), minlength=7)[1:]
+    assert len(work) == 6 and chi_square(work, s.work.size / 6) < 5 + 5 * np.sqrt(10)
+    visits = np.bincount(s.client.ravel(), minlength=n)
+    spread = np.sqrt(rounds * (m / n) * (1 - m / n))
+    assert (abs(visits - rounds * m / n) < 5 * spread).all()
+    pairs = sum(1 for row in s.client if {0, 1} <= set(row))
+    p = m * (m - 1) / (n * (n - 1))
+    assert abs(pairs - rounds * p) < 5 * np.sqrt(rounds * p)
+
+
+def test_cohorts_change_between_rounds():
+    s = ccfl.random_schedule(0, 20, 100, 10)
+    assert len(np.unique(s.client)) >= 70
+
+
+def test_seeds_matter_and_repeat():
+    first, same, other = (ccfl.random_schedule(k, 10, 50) for k in (0, 0, 1))
+    for a, b in zip(first[:4], same[:4], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (first.client != other.client).any()
+
+
+def test_one_choice_moves_no_other():
+    base = ccfl.random_schedule(7, 30, 50, 5, max_delay=5, local_work=3)
+    more_work = ccfl.random_schedule(7, 30, 50, 5, max_delay=5, local_work=6)
+    np.testing.assert_array_equal(base.client, more_work.client)
+    np.testing.assert_array_equal(base.staleness, more_work.staleness)
+    punctual = ccfl.random_schedule(7, 30, 50, 5, max_delay=0, local_work=3)
+    np.testing.assert_array_equal(base.client, punctual.client)
+    np.testing.assert_array_equal(base.work, punctual.work)
+
+
+def test_a_longer_schedule_begins_with_the_shorter():
+    short, long = ccfl.random_schedule(3, 40, 30), ccfl.random_schedule(3, 100, 30)
+    for a, b in zip(short[:4], long.rounds(0, 40)[:4], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"buffer_size": 6, "num_clients": 5},
+            "buffer_size: found 6, legal: at most the number of",
+        ),
+        ({"buffer_size": 0}, "buffer_size: found 0, legal: a whole number from 1 on"),
+        ({"max_delay": -1}, "max_delay: found -1, legal: a whole number from 0 on"),
+        ({"seed": 2**32}, "seed: found 4294967296, legal: a whole number from 0 to 4294967295"),
+        ({"seed": -1}, "seed: found -1"),
+        ({"seed": 1.5}, "seed: found 1.5"),
+        ({"num_rounds": True}, "num_rounds: found True"),
+        (
+            {"randomness": 0.5},
+            "local_work * randomness: found 3 * 0.5 = 1.5, legal: a whole number",
+        ),
+        ({"randomness": float("nan")}, "local_work * randomness: found 3 * nan"),
+        ({"local_work": 0}, "local_work: found 0"),
+    ],
+)
+def test_random_schedule_refuses(arguments, message):
+    settings = {"seed": 0, "num_rounds": 3, "num_clients": 10, **arguments}
+    with pytest.raises(ValueError) as error:
+        ccfl.random_schedule(**settings)
+    assert message in str(error.value)
+
+
+def masks(seed, rounds, clients, share=0.5):
+    return np.random.default_rng(seed).random((rounds, clients)) < share
+
+
+@pytest.mark.parametrize(("clients", "slots"), [(1, 1), (12, 12), (30, 5), (60_000, 7)])
+def test_always_available_is_the_papers_model_bit_for_bit(clients, slots):
+    """NumPy draws small and large shares of many in unlike ways: each must not see the masks."""
+    everybody = [np.ones(clients, bool)] * 40
+    plain = ccfl.random_schedule(3, 40, clients, slots)
+    masked = ccfl.random_schedule(3, 40, clients, slots, available=everybody)
+    for a, b in zip(plain[:4], masked[:4], strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.dtype == b.dtype
+    assert plain.num_clients == masked.num_clients == clients
+    assert plain.work_unit is masked.work_unit is None
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.integers(1, 6))
+def test_a_cohort_is_of_those_available(seed, share, slots):
+    present = masks(seed, 12, 6, share)
+    s = ccfl.random_schedule(seed, 12, 6, slots, available=iter(present))
+    always = ccfl.random_schedule(seed, 12, 6, slots)
+    for t, mask in enumerate(present):
+        size = min(slots, mask.sum())
+        assert s.present[t].tolist() == [True] * size + [False] * (slots - size)
+        assert len({*s.client[t, :size]}) == size and mask[s.client[t, :size]].all()
+    for name in ("client", "staleness", "work"):
+        assert (getattr(s, name)[~s.present] == 0).all()
+    for name in ("staleness", "work"):
+        np.testing.assert_array_equal(getattr(s, name)[s.present], getattr(always, name)[s.present])
+    s.check()
+
+
+def test_those_available_come_equally_often():
+    """Three of five clients, two slots, each in with probability 2/3: within 5 sigmas."""
+    mask, rounds = np.array([True, False, True, False, True]), 3000
+    s = ccfl.random_schedule(0, rounds, 5, 2, available=[mask] * rounds)
+    visits, spread = np.bincount(s.client.ravel(), minlength=5), np.sqrt(rounds * 2 / 9)
+    assert (visits[~mask] == 0).all()
+    assert (abs(visits[mask] - rounds * 2 / 3) < 5 * spread).all()
+
+
+def test_no_more_masks_are_taken_than_rounds():
+    source = iter(masks(0, 9, 4))
+    ccfl.random_schedule(0, 6, 4, 2, available=source)
+    assert len([*source]) == 3
+
+
+@pytest.mark.parametrize(
+    ("available", "message"),
+    [
+        ([np.ones(4, bool)] * 2, "available: found 2 masks, legal: one for each of 3 rounds"),
+        ([], "available: found 0 masks"),
+        ([np.ones(5, bool)] * 3, "available: found bool (5,) in round 0, legal: bool (4,)"),
+        ([np.ones(4)] * 3, "available: found float64 (4,) in round 0, legal: bool (4,)"),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(available, message):
+    with pytest.raises(ValueError) as error:
+        ccfl.random_schedule(0, 3, 4, 2, available=available)
+    assert message in str(error.value)
