@@ -1,0 +1,103 @@
+"""Blocks of changes: who comes and who goes on a virtual clock, in seconds.
+
+A block holds about 100,000 changes of all clients, or covers a day or a cycle; how long it is
+follows from the model, so a seed always gives the same blocks.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+PerClient = float | np.ndarray  # one for all, or [clients]
+DAY = 86_400.0
+BLOCK = 100_000
+# Float64 tells a millisecond apart up to the longest period: a client's changes keep their order.
+SHORTEST, LONGEST = 1e-3, 1e12
+
+
+class Changes(NamedTuple):
+    """What changes in [end of the block before, `end`), sorted by time and then by client.
+
+    Only what changes is listed, and at most one change per client and time. From `time` on, that
+    moment included, the client is available or it is not.
+
+    Attributes:
+        end: where the block ends, seconds; the first one begins at 0.
+        time: float64 [changes], seconds.
+        client: int32 [changes].
+        available: bool [changes].
+    """
+
+    end: float
+    time: np.ndarray
+    client: np.ndarray
+    available: np.ndarray
+
+
+def replay(
+    initially: np.ndarray, rows: tuple[np.ndarray, np.ndarray, np.ndarray], period: np.ndarray
+) -> Iterator[Changes]:
+    """Endless blocks of changes that come again and again.
+
+    Args:
+        initially: bool `[clients]`, who comes at 0.
+        rows: client, offset in seconds (0 < offset <= period) and whether available from then on,
+            each `[rows]`: a change at k period[client] + offset for k = 0, 1, ... A client's rows
+            alternate.
+        period: float64 `[clients]`, seconds.
+    """
+    client, offset, available = rows
+    cycle = period[client]
+    length = block_length(1.0 / cycle, cycle)
+    there = np.flatnonzero(initially)
+    for number in itertools.count():
+        begin, end = number * length, (number + 1) * length
+        # A turn more than can be needed on either side; the times decide.
+        turn = np.maximum(np.floor((begin - offset) / cycle), 0.0)
+        turns = np.maximum(np.ceil((end - offset) / cycle) - turn + 1, 0).astype(np.int64)
+        row = np.repeat(np.arange(len(client)), turns)
+        turn = turn[row] + np.arange(len(row)) - (np.cumsum(turns) - turns)[row]
+        time = turn * cycle[row] + offset[row]
+        inside = (time >= begin) & (time < end)
+        row, time = row[inside], np.append(np.zeros(len(there)), time[inside])
+        what = np.append(there >= 0, available[row])
+        yield in_order(end, time, np.append(there, client[row]), what)
+        there = there[:0]
+
+
+def in_order(end: float, time: np.ndarray, client: np.ndarray, available: np.ndarray) -> Changes:
+    """The block of these changes."""
+    order = np.lexsort((client, time))
+    return Changes(end, time[order], client[order].astype(np.int32), available[order])
+
+
+def block_length(rate: np.ndarray, cycle: np.ndarray) -> float:
+    """Seconds of a block, from each row's changes a second and the seconds of its cycle.
+
+    A large model's block has more changes, as every row is looked at for each block.
+    """
+    longest = max(DAY, cycle.max(initial=0.0))
+    return float(min(longest, max(BLOCK, len(rate) / 4) / max(rate.sum(), 1e-300)))
+
+
+def per_client(
+    name: str, value: PerClient, num_clients: int, least: float, most: float
+) -> np.ndarray:
+    """`value`, a number or an array of one for each client, as float64 `[num_clients]`.
+
+    Raises:
+        ValueError: with `name`, for another shape, or what is no number from `least` to `most`.
+    """
+    array = np.asarray(value)
+    shapes = (), (num_clients,)
+    if array.dtype.kind not in "fiu" or array.shape not in shapes:
+        raise ValueError(
+            f"{name}: found {array.dtype} {array.shape}, legal: numbers of shape "
+            f"{' or '.join(map(str, shapes))}"
+        )
+    wrong = array[~((least <= array) & (array <= most))]
+    if wrong.size:
+        raise ValueError(f"{name}: found {wrong[0]}, legal: {least} to {most}")
+    return np.broadcast_to(array.astype(np.float64), num_clients)
