@@ -1,7 +1,13 @@
 """ccfl_jax: client-centric federated adaptive optimisation, simulated as one compiled program."""
 
+from ccfl_jax import availability
+from ccfl_jax import clock
+from ccfl_jax import speed
 from ccfl_jax import theory
+from ccfl_jax import traces
 from ccfl_jax.aggregate import mean
+from ccfl_jax.clock import clock_schedule
+from ccfl_jax.cohorts import random_schedule
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data import load_dataset
 from ccfl_jax.data import load_stackoverflow
@@ -13,7 +19,6 @@ from ccfl_jax.rounds import State
 from ccfl_jax.rounds import build_round
 from ccfl_jax.rounds import init_state
 from ccfl_jax.schedule import Schedule
-from ccfl_jax.schedule import random_schedule
 from ccfl_jax.server import cc_fedadagrad
 from ccfl_jax.server import cc_fedadam
 from ccfl_jax.server import cc_fedams
@@ -40,6 +45,7 @@ __all__ = [
     "Schedule",
     "State",
     "Task",
+    "availability",
     "build_round",
     "cc_fedadagrad",
     "cc_fedadam",
@@ -48,6 +54,8 @@ __all__ = [
     "cc_fedavgm",
     "cc_fedsgd",
     "classification_task",
+    "clock",
+    "clock_schedule",
     "evaluate",
     "evaluate_trials",
     "init_state",
@@ -63,7 +71,9 @@ __all__ = [
     "scale_by_cc_adagrad",
     "scale_by_cc_adam",
     "scale_by_cc_ams",
+    "speed",
     "stream_rounds",
     "tags_task",
     "theory",
+    "traces",
 ]

@@ -1,0 +1,109 @@
+"""What happened on the clock: every task, what became of it, and the schedule that it makes."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ccfl_jax.schedule import Schedule
+
+# What became of a task.
+USED, STALE, TIMED_OUT, UNDERWAY = range(4)
+FATES = ("used", "stale", "timed out", "under way")
+
+
+class EventLog(NamedTuple):
+    """Every task that a client has started, in the order of starts, arrays `[tasks]`.
+
+    Attributes:
+        client: int32.
+        start: float64, seconds; when it took the model.
+        stop: float64, seconds; when its upload arrives, for one under way will arrive.
+        version: int32, v: the model was x_v.
+        work: int32, local epochs or steps.
+        fate: int8, `USED` in a round; dropped as `STALE`, or as `TIMED_OUT` where a time-out
+            emptied the buffer; `UNDERWAY` at the end, or in a buffer that is not full by then.
+        round: int32, the round it is used in; -1 for the others.
+        missed: starts of a rate for which nobody was there or too many were under way.
+    """
+
+    client: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    version: np.ndarray
+    work: np.ndarray
+    fate: np.ndarray
+    round: np.ndarray
+    missed: int
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are `used`, `stale`, `timed out` and `under way`."""
+        found = np.bincount(self.fate, minlength=len(FATES))
+        return dict(zip(FATES, found.tolist(), strict=True))
+
+
+def made_schedule(log: EventLog, time: np.ndarray, slots: int) -> Schedule:
+    """The schedule of the rounds that ended at `time`, `[rounds]`, from the tasks used in them.
+
+    A round's slots are filled in the order in which its uploads arrived: of one second those that
+    started first.
+    """
+    used = np.flatnonzero(log.fate == USED)
+    used = used[np.lexsort((used, log.stop[used], log.round[used]))]
+    t = log.round[used]
+    counts = np.bincount(t, minlength=len(time))
+    slot = np.arange(len(used)) - np.repeat(np.cumsum(counts) - counts, counts)
+    shape = len(time), slots
+    client, staleness, work = np.zeros((3, *shape), np.int32)
+    present = np.zeros(shape, bool)
+    client[t, slot], work[t, slot], present[t, slot] = log.client[used], log.work[used], True
+    staleness[t, slot] = t - log.version[used]
+    return Schedule(client, staleness, work, present, np.asarray(time, np.float64))
+
+
+def check_log(log: EventLog, schedule: Schedule, concurrency: int, duration: np.ndarray) -> None:
+    """Refuses a log, and the schedule made from it, that cannot have happened.
+
+    Args:
+        log: the tasks.
+        schedule: made from it.
+        concurrency: how many may be under way.
+        duration: float64 `[tasks]`, seconds.
+
+    Raises:
+        RuntimeError: unless the clock never goes back, every task takes the newest model and ends
+            `duration` after its start, no staleness is negative, nobody is under way twice at a
+            time and not more than `concurrency` are, and each upload is used in one round, or
+            dropped, or left over.
+    """
+    order = np.lexsort((log.start, log.client))
+    follows = np.diff(log.client[order]) == 0
+    used, gone = log.fate == USED, log.stop <= (schedule.time[-1] if len(schedule.time) else 0.0)
+    steps = np.concatenate([np.ones(len(log.start), int), np.full(len(log.stop), -1)])
+    moments = np.concatenate([log.start, log.stop])
+    # Of one second, uploads come before starts.
+    under_way = np.cumsum(steps[np.lexsort((steps, moments))])
+    filled = schedule.present.sum(axis=1, initial=0)
+    rules = {
+        "starts in order": (np.diff(log.start) >= 0).all(),
+        "rounds in order": (np.diff(schedule.time) >= 0).all(),
+        "tasks as long as they take": np.array_equal(log.stop, log.start + duration),
+        "the newest model taken": np.array_equal(
+            log.version, np.searchsorted(schedule.time, log.start, "right")
+        ),
+        "staleness from 0 on": (schedule.staleness >= 0).all(),
+        "a client under way once": (log.start[order][1:] >= log.stop[order][:-1])[follows].all(),
+        "few enough under way": under_way.max(initial=0) <= concurrency,
+        "each upload used once": used.sum() == filled.sum()
+        and np.array_equal(np.bincount(log.round[used], minlength=len(filled)), filled),
+        "no other in a round": (log.round[~used] == -1).all(),
+        "no upload before its round's time": (log.stop <= _time_of(log, schedule))[used].all(),
+        "what is dropped has arrived": gone[(log.fate == STALE) | (log.fate == TIMED_OUT)].all(),
+    }
+    broken = [name for name, holds in rules.items() if not holds]
+    if broken:
+        raise RuntimeError(f"clock: found a log without {', '.join(broken)}, legal: all of these")
+
+
+def _time_of(log: EventLog, schedule: Schedule) -> np.ndarray:
+    """When the round of each task ended; -inf without one."""
+    return np.append(schedule.time, -np.inf)[log.round]
