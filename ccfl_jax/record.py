@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,26 @@ import numpy as np
 from ccfl_jax.checks import one_line
 from ccfl_jax.folder import append_line, as_json, replace_file
 from ccfl_jax.rounds import Info
+from ccfl_jax.schedule import Schedule
 from ccfl_jax.types import Params
 
 CONFIG, METRICS, SCHEDULE = "config.json", "metrics.jsonl", "schedule.npz"
 
 _BLOWN_UP = 1000.0
+
+
+class Run(NamedTuple):
+    """What of a run its rows need, the same for all of them.
+
+    Attributes:
+        schedule: from round 0 on.
+        model_bytes: those of one model's parameters.
+        max_rejected: more uploads left out than that make a run diverged too; None: any number.
+    """
+
+    schedule: Schedule
+    model_bytes: int
+    max_rejected: int | None = None
 
 
 def write_config(folder: str | os.PathLike, config: Mapping[str, Any]) -> None:
@@ -152,8 +167,15 @@ def keep_rows(folder: str | os.PathLike, count: int) -> list[dict[str, Any]]:
     return rows[:count]
 
 
-def first_row(test: Mapping[str, float], finite: bool, compile_seconds: float) -> dict[str, Any]:
-    """The row of x_0: nothing was trained, so the training columns are None."""
+def first_row(
+    test: Mapping[str, float], finite: bool, compile_seconds: float, has_clock: bool = False
+) -> dict[str, Any]:
+    """The row of x_0: nothing was trained, so the training columns are None.
+
+    Args:
+        test, finite, compile_seconds: as for `next_row`.
+        has_clock: whether the schedule has times: `virtual_time` is then 0, otherwise None.
+    """
     return {
         "round": 0,
         **{f"train_{name}": None for name in _metrics(test)},
@@ -165,6 +187,9 @@ def first_row(test: Mapping[str, float], finite: bool, compile_seconds: float) -
         "mean_steps": None,
         "client_updates": 0,
         "samples": 0,
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "virtual_time": 0.0 if has_clock else None,
         "seconds": 0.0,
         "compile_seconds": compile_seconds,
         "diverged": not finite,
@@ -174,25 +199,23 @@ def first_row(test: Mapping[str, float], finite: bool, compile_seconds: float) -
 
 def next_row(
     rows: Sequence[Mapping[str, Any]],
+    run: Run,
     info: Info,
-    clients: np.ndarray,
     test: Mapping[str, float],
     finite: bool,
     seconds: float,
     compile_seconds: float | None,
-    max_rejected: int | None = None,
 ) -> dict[str, Any]:
     """The row that follows `rows` after the rounds of `info` (stacked `[rounds, ...]`).
 
     Args:
         rows: those before, from the first on; their sums go on.
+        run: what stays the same.
         info: the rounds since the last of them.
-        clients: `[rounds, slots]`, whom the schedule has in their slots.
         test: "loss" and the task's other metrics, of the model after them.
         finite: whether that model and its loss are finite.
         seconds: how long those rounds took, without compilation and evaluation.
         compile_seconds: for the first row that a process writes, otherwise None.
-        max_rejected: more uploads left out than that make a run diverged too.
 
     Returns:
         `round`, the server updates made: the row describes x_round. Since the previous row:
@@ -201,28 +224,38 @@ def next_row(
         `participants` and `rejected`, sums over rounds; `rejected_clients`, client -> how often;
         `mean_staleness` and `mean_steps`, over all slots that returned. Since round 0:
         `client_updates` (slots that returned, rejected ones too), `samples` (useful: masked work
-        not counted) and `seconds`. `diverged`: the model is not finite, its test loss is a thousand
-        times that of x_0 (below 1, or none, counts as 1; a run may come back from it), or too many
-        uploads were left out; `diverged_at`, since which round: the first after which the model was
-        not finite, or that of the first row in a series.
+        not counted) and `seconds`; `bytes_sent`, the clients' uploads: `client_updates` times one
+        model's parameters, and `bytes_received`, the downloads of the same slots, as many. What a
+        clock dropped fills no slot and is in neither: the clock's log has it. `virtual_time`:
+        seconds on the schedule's clock when the last round ended, None without a clock.
+
+        `diverged`: the model is not finite, its test loss is a thousand times that of x_0 (below 1,
+        or none, counts as 1; a run may come back from it), or too many uploads were left out;
+        `diverged_at`, since which round: the first after which the model was not finite, or that of
+        the first row in a series.
     """
     previous = rows[-1]
     counted, left_out = np.asarray(info.participants) > 0, int(np.sum(info.rejected))
-    returned = np.asarray(info.present)
-    lost = has_failed(rows, finite, max_rejected, left_out)
+    begin, done = previous["round"], previous["round"] + len(counted)
+    returned, clients = np.asarray(info.present), np.asarray(run.schedule.client)[begin:done]
+    updates = previous["client_updates"] + int(returned.sum())
+    lost = has_failed(rows, finite, run.max_rejected, left_out)
     diverged = lost or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"] or 0.0, 1.0)
     train = {**info.train_metrics, "loss": info.train_loss}
     return {
-        "round": previous["round"] + len(counted),
+        "round": done,
         **{f"train_{name}": _mean(train[name], counted) for name in _metrics(test)},
         **{f"test_{name}": test[name] for name in _metrics(test)},
         "participants": int(np.sum(info.participants)),
         "rejected": left_out,
-        "rejected_clients": _counts(np.asarray(clients)[returned & ~np.asarray(info.counted)]),
+        "rejected_clients": _counts(clients[returned & ~np.asarray(info.counted)]),
         "mean_staleness": _mean(info.staleness, returned),
         "mean_steps": _mean(info.steps, returned),
-        "client_updates": previous["client_updates"] + int(returned.sum()),
+        "client_updates": updates,
         "samples": previous["samples"] + int(np.sum(info.samples, dtype=np.float64)),
+        "bytes_sent": updates * run.model_bytes,
+        "bytes_received": updates * run.model_bytes,
+        "virtual_time": None if run.schedule.time is None else float(run.schedule.time[done - 1]),
         "seconds": previous["seconds"] + seconds,
         "compile_seconds": compile_seconds,
         "diverged": bool(diverged),
@@ -255,6 +288,11 @@ def score_text(row: Mapping[str, Any]) -> str:
     name = score_name(row)
     value = row[f"test_{name}"]
     return f"test {name} " + ("not finite" if value is None else f"{value:.4f}")
+
+
+def model_bytes(params: Params) -> int:
+    """Bytes of all numbers of a pytree, uncompressed."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
 def is_finite(params: Params) -> bool:

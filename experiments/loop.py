@@ -73,11 +73,11 @@ def _add_row(
     test = ccfl.evaluate(job.task, state.params, job.test)
     finite = math.isfinite(test["loss"]) and record.is_finite(state.params)
     if since.infos is None:
-        row = record.first_row(test, finite, compile_seconds)
+        row = record.first_row(test, finite, compile_seconds, job.schedule.time is not None)
     else:
-        clients = job.schedule.client[rows[-1]["round"] : int(state.round)]
-        came = since.infos, clients, test, finite, since.seconds, compile_seconds
-        row = record.next_row(rows, *came, config.max_rejected)
+        run = record.Run(job.schedule, record.model_bytes(state.params), config.max_rejected)
+        came = since.infos, test, finite, since.seconds, compile_seconds
+        row = record.next_row(rows, run, *came)
     row["adaptive_share"] = float(build.adaptive_share(build.rates(config), state))
     rows.append(record.append_row(config.out_dir, row))
     return record.has_failed(rows, finite, config.max_rejected)

@@ -1,5 +1,8 @@
 """Curves: of one run, of an experiment's methods, and `python -m experiments.plot FOLDER ...`.
 
+A folder is a run's, or a sweep's: of that each method's setting that was chosen by training, with a
+band over its seeds.
+
 Matplotlib is imported where something is drawn, so that nothing else waits for it.
 """
 
@@ -16,7 +19,15 @@ from ccfl_jax import record
 from ccfl_jax.folder import write_whole
 from experiments import arguments, records
 
-AXES = ("round", "client_updates", "samples", "seconds")
+# What can be across: its label, and the columns that add up to it.
+AXES = {
+    "round": ("round", ("round",)),
+    "client_updates": ("client updates", ("client_updates",)),
+    "samples": ("samples processed", ("samples",)),
+    "bytes": ("bytes sent and received", ("bytes_sent", "bytes_received")),
+    "virtual_time": ("virtual time (s)", ("virtual_time",)),
+    "seconds": ("training time (s)", ("seconds",)),
+}
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -43,7 +54,7 @@ def draw_methods(
         methods: label -> the rows of its runs, seeds above all, with the same evaluations.
         paths: files to write; the ending says in which format.
         title: above the figure.
-        x: the column on the horizontal axis, one of `AXES`.
+        x: what is on the horizontal axis, one of `AXES`; the rows have its columns.
     """
     score = record.score_name(next(iter(methods.values()))[0][0])
     panels = [
@@ -68,19 +79,22 @@ def draw(
     """Draws panels side by side: (its quantity, label -> runs as (rows, column)).
 
     A line is the mean over its runs, the band from their least to their greatest value. Where the
-    runs' horizontal values differ, as seconds do, their means are taken.
+    runs' horizontal values differ, as seconds do, their means are taken. `x`: one of `AXES`.
     """
+    xlabel, columns = AXES[x]
     figure, axes = _figure(len(panels), title)
     for panel, (quantity, lines) in zip(axes, panels, strict=True):
         for label, runs in lines.items():
             length = min(len(rows) for rows, _ in runs)
-            across = np.mean([_column(rows[:length], x) for rows, _ in runs], axis=0)
+            own = [[_column(rows[:length], name) for name in columns] for rows, _ in runs]
+            across = np.mean(np.sum(own, axis=1), axis=0)
             values = np.array([_column(rows[:length], column) for rows, column in runs])
             (drawn,) = panel.plot(across, values.mean(axis=0), marker=".", label=label)
             if len(runs) > 1:
                 band = values.min(axis=0), values.max(axis=0)
                 panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
-        panel.set(xlabel=x.replace("_", " "), ylabel=quantity)
+        panel.set(xlabel=xlabel, ylabel=quantity)
+        panel.ticklabel_format(axis="x", scilimits=(-3, 5))
     _save(figure, axes, paths)
 
 
@@ -122,11 +136,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("comparison.png"), help="file to write")
     try:
         asked, _ = arguments.read(parser, argv)
+        lines = {}
+        for folder in asked.folders:
+            own = _of_sweep(folder, asked.x) if _is_sweep(folder) else _of_run(folder, asked.x)
+            for label, runs in own.items():  # two sweeps may have chosen the same
+                lines[f"{folder}: {label}" if label in lines else label] = runs
         # A dollar would begin a formula.
-        runs = {
-            str(folder).replace("$", r"\$"): [_of_run(folder, asked.x)] for folder in asked.folders
-        }
-        draw_methods(runs, [asked.out], "", asked.x)
+        lines = {label.replace("$", r"\$"): runs for label, runs in lines.items()}
+        draw_methods(lines, [asked.out], "", asked.x)
     except (OSError, ValueError) as error:
         print("plot: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -134,12 +151,43 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _of_run(folder: Path, x: str) -> Rows:
-    rows = record.read_rows(folder)
+def _is_sweep(folder: Path) -> bool:
+    return (folder / records.TRIALS).is_dir()
+
+
+def _of_run(folder: Path, x: str) -> dict[str, list[Rows]]:
+    rows, path = record.read_rows(folder), folder / record.METRICS
+    _check_drawn(rows, path, x)
+    return {str(folder): [rows]}
+
+
+def _of_sweep(folder: Path, x: str) -> dict[str, list[Rows]]:
+    """Of each method the rows of the chosen setting, those of one seed after another."""
+    every, found = records.read_all(folder), {}
+    for server, choice in records.choices(every).items():
+        own = [one for one in every if one["config"]["server"] == server]
+        members = records.settings(own).get(choice["chosen"], [])
+        for one in members:
+            _check_drawn(one["rows"], folder / one["name"], x)
+        if members:
+            found[choice["chosen"].removeprefix("server=")] = [one["rows"] for one in members]
+    if not found:
+        raise ValueError(f"{folder}: found no method with a finished trial, legal: at least one")
+    return found
+
+
+def _check_drawn(rows: Rows, path: Path, x: str) -> None:
+    """Refuses rows that cannot be drawn against `x`."""
     if not rows:
-        raise ValueError(f"{folder / record.METRICS}: found no row, legal: at least one evaluation")
-    records.check_rows(rows, folder / record.METRICS, (x,))
-    return rows
+        raise ValueError(f"{path}: found no row, legal: at least one evaluation")
+    there = [
+        axis
+        for axis, (_, columns) in AXES.items()
+        if all(row.get(name) is not None for row in rows for name in columns)
+    ]
+    if x not in there:
+        raise ValueError(f"{path}: found rows without {x}, legal: --x of {', '.join(there)}")
+    records.check_rows(rows, path, AXES[x][1])
 
 
 def _column(rows: Rows, name: str) -> np.ndarray:

@@ -100,6 +100,23 @@ def read(folder: str | os.PathLike, trials: Mapping[str, Config]) -> dict[str, R
     return found
 
 
+def read_all(folder: str | os.PathLike) -> list[Record]:
+    """The records of all trials of a sweep, in the order of their names.
+
+    Raises:
+        ValueError: for a file that is no record.
+    """
+    found = []
+    for path in sorted((Path(folder) / TRIALS).glob("*.json")):
+        one = as_json(path.read_bytes(), path)
+        if not (isinstance(one, dict) and _is_record(one, one.get("name"))):
+            raise ValueError(f"{path}: found no record of a trial, legal: what a sweep wrote")
+        if one["rows"]:
+            check_rows(one["rows"], path)
+        found.append(one)
+    return found
+
+
 def _is_record(one: Any, name: str) -> bool:
     return (
         isinstance(one, dict)

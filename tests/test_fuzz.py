@@ -193,8 +193,9 @@ def zipped_beside(name):
     def pack(content):
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
-            for field, array in SCHEDULE._asdict().items():
-                made.writestr(f"{field}.npy", content if field == name else npy(array))
+            for field in ("client", "staleness", "work", "present", "time"):
+                whole = npy(getattr(SCHEDULE, field))
+                made.writestr(f"{field}.npy", content if field == name else whole)
         return file.getvalue()
 
     return pack
@@ -266,14 +267,14 @@ def read_table(folder):
 
 
 def read_curves(folder):
-    rows = plot._of_run(folder, "seconds")
+    ((rows,),) = plot._of_run(folder, "seconds").values()
     for name in ("seconds", "round", "train_accuracy", "test_accuracy"):
         if name in rows[0]:
             assert np.isfinite(plot._column(rows, name)[~np.isnan(plot._column(rows, name))]).all()
 
 
 def draw_curves(folder):
-    rows = plot._of_run(folder, "seconds")
+    ((rows,),) = plot._of_run(folder, "seconds").values()
     plot.draw_methods({"a": [rows]}, [folder / "drawn.png"], "", "seconds")
 
 

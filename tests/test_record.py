@@ -32,13 +32,17 @@ def _info(**changes):
     return ccfl.Info(**{**fields, **changes})
 
 
-_CLIENTS = np.array([[7, 8, 9], [9, 8, 7]])
+def _schedule(rounds, time=None):
+    """Clients 7, 8, 9 in rounds of even number, 9, 8, 7 in the others; records read no more."""
+    client = np.tile([[7, 8, 9], [9, 8, 7]], (rounds // 2, 1))
+    zeros = np.zeros_like(client)
+    return ccfl.Schedule(client, zeros, zeros, zeros.astype(bool), time=time)
 
 
 def _next_row(info, finite=True, max_rejected=None, test=_TEST, **changes):
     before = {**record.first_row(_TEST, True, 2.0), **changes}
-    came = info, _CLIENTS, test, finite, 0.5, None
-    return record.next_row([before], *came, max_rejected)
+    run = record.Run(_schedule(16), 40, max_rejected)
+    return record.next_row([before], run, info, test, finite, 0.5, None)
 
 
 def _strict(text):
@@ -176,6 +180,9 @@ def test_next_row_means_and_sums():
         "mean_steps": 21 / 6,
         "client_updates": 4 + 6,
         "samples": 1000 + 210,
+        "bytes_sent": (4 + 6) * 40,
+        "bytes_received": (4 + 6) * 40,
+        "virtual_time": None,
         "seconds": 2.5,
         "compile_seconds": None,
         "diverged": False,
@@ -214,6 +221,45 @@ def test_sample_counts_stay_exact():
     # 2**24 + 1 is no float32: sums in float32 would lose the one.
     samples = np.array([[2.0**24, 1.0, 0.0], [0.0, 0.0, 0.0]], np.float32)
     assert _next_row(_info(samples=samples))["samples"] == 2**24 + 1
+
+
+@pytest.mark.parametrize("pieces", [[12], [2, 4, 6], [1, 1, 3, 7]])
+def test_bytes_and_virtual_time_add_up_over_rows_on_disk(tmp_path, pieces):
+    """Each row is made from those read back, as by a run that is stopped after every row."""
+    rng = np.random.default_rng(0)
+    present, time = rng.random((12, 3)) < 0.6, np.cumsum(rng.exponential(50.0, 12))
+    run = record.Run(_schedule(12, time), 3_000_000_001)  # one upload is more than an int32
+    record.append_row(tmp_path, record.first_row(_TEST, True, 2.0, has_clock=True))
+    for stop in np.cumsum(pieces):
+        rows = record.read_rows(tmp_path)
+        part = slice(rows[-1]["round"], stop)
+        of_round = {name: np.ones(stop - part.start, int) for name in ("train_loss", "finite")}
+        nothing = np.zeros((stop - part.start, 3), int)
+        slots = dict.fromkeys(("staleness", "steps", "samples"), nothing)
+        metrics = {"accuracy": of_round["train_loss"]}
+        came = dict(present=present[part], counted=present[part], train_metrics=metrics)
+        counts = dict(participants=present[part].sum(axis=1), rejected=nothing[:, 0])
+        info = _info(**of_round, **slots, **came, **counts)
+        record.append_row(tmp_path, record.next_row(rows, run, info, _TEST, True, 1.0, None))
+    rows, ends = record.read_rows(tmp_path), np.array([0, *np.cumsum(pieces)])
+    nbytes = np.array([present[:end].sum(dtype=np.int64) for end in ends]) * 3_000_000_001
+    assert [row["bytes_sent"] for row in rows] == nbytes.tolist()
+    assert [row["bytes_received"] for row in rows] == nbytes.tolist()
+    assert [row["virtual_time"] for row in rows] == [0.0, *time[ends[1:] - 1].tolist()]
+
+
+def test_a_record_without_the_new_columns_goes_on_with_them():
+    """Rows of an earlier version: 4 client updates before, six more, 40 bytes each."""
+    old = record.first_row(_TEST, True, 2.0) | {"client_updates": 4}
+    old = {n: v for n, v in old.items() if not n.startswith("bytes") and n != "virtual_time"}
+    row = record.next_row([old], record.Run(_schedule(2), 40), _info(), _TEST, True, 0.5, None)
+    assert (row["bytes_sent"], row["bytes_received"], row["virtual_time"]) == (400, 400, None)
+
+
+def test_bytes_of_a_model():
+    """Six numbers of four bytes, four of two, one of one."""
+    params = {"a": jnp.ones((2, 3)), "b": [jnp.ones(4, jnp.bfloat16), np.int8(1)]}
+    assert record.model_bytes(params) == 6 * 4 + 4 * 2 + 1
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -1,11 +1,13 @@
 """experiments/records.py and verdict.py: what is chosen, and whether a claim held."""
 
+import csv
 import json
 import math
 
+import numpy as np
 import pytest
 
-from experiments import flags, paper, records, verdict
+from experiments import build, devices, flags, group, paper, records, train, verdict
 
 ROW = {
     "round": 0,
@@ -251,3 +253,55 @@ def test_records_come_back_and_failed_ones_do_not(tmp_path):
     assert found["a=1 b=2"]["rows"] == [row] and found["a=1 b=2"]["status"] == "diverged"
     text = (tmp_path / records.TRIALS / "a=2,b=2.json").read_text()
     assert "MemoryError: all of it" in text
+
+
+def test_records_with_and_without_the_new_columns_stand_in_one_table(tmp_path):
+    old, new = made("server=a", [0.1]), made("server=b", [0.2])
+    new["rows"][0] |= {"bytes_sent": 10**12 + 1, "virtual_time": 0.5}
+    records.write_table(tmp_path / records.RESULTS, [old, new])
+    with open(tmp_path / records.RESULTS) as file:
+        found = [(row["bytes_sent"], row["virtual_time"]) for row in csv.DictReader(file)]
+    assert found == [("", ""), ("1000000000001", "0.5")]
+
+
+_RUN = [
+    "x", "--dataset=digits", "--model=logistic", "--num_clients=12", "--buffer_size=3",
+    "--max_delay=2", "--local_epochs=1", "--server_lr=0.1", "--devices=1", "--eval_every=2",
+    "--compilation_cache=off", "--noprogress",
+]  # fmt: skip
+
+
+def _clocked(config, plain=build.schedule):
+    """The paper's schedule with a clock, empty slots and slots without work; another one a seed."""
+    made, rng = plain(config), np.random.default_rng(config.seed)
+    present, work = (rng.random((2, 50, 3)) < 0.7)[:, : config.rounds]
+    time = np.cumsum(rng.exponential(60.0, 50))[: config.rounds]
+    return made._replace(present=present, work=made.work * work, time=time)
+
+
+def _check_rows(config, rows, ends):
+    """Rows after `ends` rounds; a model is 64 * 10 + 10 numbers of four bytes."""
+    made = _clocked(config)
+    uploads = [int((made.present & (made.work > 0))[:end].sum()) for end in ends]
+    assert [row["round"] for row in rows] == ends
+    for name in ("bytes_sent", "bytes_received"):
+        assert [row[name] for row in rows] == [2600 * n for n in uploads]
+    assert [row["virtual_time"] for row in rows] == [0.0, *made.time[np.array(ends[1:]) - 1]]
+
+
+def test_rows_of_a_run_that_was_interrupted_have_bytes_and_virtual_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "schedule", _clocked)
+    run = [*_RUN, f"--out_dir={tmp_path / 'a'}"]
+    train.run(flags.parse([*run, "--rounds=3"]))
+    config = flags.parse([*run, "--rounds=6", "--resume"])
+    _check_rows(config, train.run(config)[1], [0, 2, 3, 4, 6])
+
+
+def test_rows_of_trials_with_a_schedule_each_have_bytes_and_virtual_time(monkeypatch):
+    monkeypatch.setattr(build, "schedule", _clocked)
+    configs = [flags.parse([*_RUN, "--rounds=5", f"--seed={seed}"]) for seed in (0, 1)]
+    mesh, one = devices.mesh(1), configs[0]
+    ground = group.ground(mesh, build.source(one), one.model, one.compute_dtype)
+    done = group.train(group.program(one, one.max_delay + 1, ground), configs)
+    for config, rows in zip(configs, done.rows, strict=True):
+        _check_rows(config, rows, [0, 2, 4, 5])
