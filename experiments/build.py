@@ -1,5 +1,6 @@
 """The parts of a run, each from its `Config`: schedule, clients, model, server, round."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 
@@ -12,7 +13,6 @@ from ccfl_jax import server as servers
 from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.data.images import CHANNELS, prepare_images
 from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20, TagLogistic
-from ccfl_jax.simulate import check_schedule
 from experiments.flags import SERVERS, Config
 from experiments.rules import INT32_MAX, OF_STACKOVERFLOW
 
@@ -52,36 +52,73 @@ def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict, i
 
 
 def schedule(config: Config) -> ccfl.Schedule:
-    """Drawn from the seed, or read from `schedule_file` and cut to the rounds asked for."""
-    unit = "local_epochs" if config.local_steps is None else "local_steps"
-    local_work = getattr(config, unit)
-    if config.schedule_file is None:
-        return ccfl.random_schedule(
-            config.seed,
-            config.rounds,
-            config.num_clients,
-            buffer_size=config.buffer_size,
-            max_delay=config.max_delay,
-            local_work=local_work,
-            randomness=config.randomness,
-        )
-    path, found = config.schedule_file, ccfl.Schedule.load(config.schedule_file)
-    rounds, slots = found.client.shape
+    """Drawn from the seed; or read from `schedule_file`, planned, and cut to the rounds asked for.
+
+    Raises:
+        ValueError, OSError: for a file that cannot be read, or was not made for such a run.
+    """
+    if config.schedule_file is not None:
+        found = _saved_schedule(config)
+        _check_saved(config, found)
+        # The plan is of the whole file: a run can go on to more of its rounds.
+        return found.planned().rounds(0, config.rounds)
+    return ccfl.random_schedule(
+        config.seed,
+        config.rounds,
+        config.num_clients,
+        buffer_size=config.buffer_size,
+        max_delay=config.max_delay,
+        local_work=config.local_epochs or config.local_steps,
+        randomness=config.randomness,
+    )._replace(work_unit=_unit(config))
+
+
+def _unit(config: Config) -> str:
+    return "epochs" if config.local_steps is None else "steps"
+
+
+def _check_saved(config: Config, found: ccfl.Schedule) -> None:
+    """Refuses a saved schedule for which the flags say something else."""
+    path, (rounds, slots), unit = _schedule_file(config), found.client.shape, _unit(config)
+    found = found.rounds(0, min(rounds, config.rounds))
+    exact = {"buffer_size": slots, "num_clients": found.num_clients}
+    least = {
+        "num_clients": found.client.max(initial=0) + 1,
+        "max_delay": found.staleness.max(initial=0),
+        f"local_{unit} * randomness": found.work.max(initial=0),
+    }
+    given = dataclasses.asdict(config)
+    given[f"local_{unit} * randomness"] = given[f"local_{unit}"] * config.randomness
     if rounds < config.rounds:
         raise ValueError(f"--rounds: found {config.rounds}, legal: 1 to {rounds}, as in {path}")
-    if slots != config.buffer_size:
-        raise ValueError(f"--buffer_size: found {config.buffer_size}, legal: {slots}, as in {path}")
-    found = found.rounds(0, config.rounds)
-    claims = {
-        "num_clients": (found.client.max() + 1, config.num_clients),
-        "max_delay": (found.staleness.max(), config.max_delay),
-        f"{unit} * randomness": (found.work.max(), local_work * config.randomness),
-    }
-    for name, (least, given) in claims.items():
-        if given < least:
-            raise ValueError(f"--{name}: found {given:g}, legal: at least {least}, as in {path}")
-    check_schedule(found, config.num_clients, 0, config.max_delay + 1)
-    return found
+    if found.work_unit not in (None, unit):
+        raise ValueError(
+            f"--local_{unit}: found {given[f'local_{unit}']}, legal: --local_{found.work_unit} "
+            f"instead, as in {path}"
+        )
+    for name, value in exact.items():
+        if value not in (None, given[name]):
+            raise ValueError(f"--{name}: found {given[name]}, legal: {value}, as in {path}")
+    for name, value in least.items():
+        if given[name] is not None and given[name] < value:
+            raise ValueError(
+                f"--{name}: found {given[name]:g}, legal: at least {value}, as in {path}"
+            )
+
+
+def _schedule_file(config: Config) -> str:
+    return config.schedule_file.replace("{seed}", str(config.seed))
+
+
+def _saved_schedule(config: Config) -> ccfl.Schedule:
+    return ccfl.Schedule.load(_schedule_file(config))
+
+
+def history_length(config: Config) -> int:
+    """Global models that a run keeps: those of a ring, or as many as its schedule's plan holds."""
+    if config.schedule_file is None:
+        return config.max_delay + 1
+    return _saved_schedule(config).history_slots()
 
 
 def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -151,27 +188,35 @@ def server(config: Config, rates: Rates) -> optax.GradientTransformation:
     return getattr(ccfl, config.server)(rates["server_lr"], **hyperparameters)
 
 
-def first_state(config: Config, task: ccfl.Task, rates: Rates, key: jax.Array) -> ccfl.State:
-    """The state before round 0.
+def first_state(
+    config: Config, task: ccfl.Task, models: int, rates: Rates, key: jax.Array
+) -> ccfl.State:
+    """The state before round 0, with a history of so many models.
 
     Raises:
-        ValueError: if no device can hold the history that `max_delay` asks for.
+        ValueError: if no device can hold that history.
     """
-    _check_history(config, task)
-    return ccfl.init_state(task, server(config, rates), key, config.max_delay + 1)
+    _check_history(config, task, models)
+    return ccfl.init_state(task, server(config, rates), key, models)
 
 
-def _check_history(config: Config, task: ccfl.Task) -> None:
+def _check_history(config: Config, task: ccfl.Task, models: int) -> None:
     """Refuses a history larger than a device, which XLA may wait for without an end."""
     shapes = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
     model = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host)
-    if (config.max_delay + 1) * model > room:
+    if models * model <= room:
+        return
+    legal = f"so many models of {model / 1e6:.3g} MB has a device of {room / 1e6:.3g} MB room for"
+    if config.schedule_file is not None:
         raise ValueError(
-            f"--max_delay: found {config.max_delay}, legal: up to {max(room // model - 1, 0)}, so "
-            f"many models of {model / 1e6:.3g} MB has a device of {room / 1e6:.3g} MB room for"
+            f"--schedule_file: found one that needs a history of {models} models, legal: up to "
+            f"{room // model}, {legal}"
         )
+    raise ValueError(
+        f"--max_delay: found {models - 1}, legal: up to {max(room // model - 1, 0)}, {legal}"
+    )
 
 
 def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) -> Callable:

@@ -41,7 +41,7 @@ class Config:
     min_examples: int | None
     max_words: int | None
     buffer_size: int
-    max_delay: int
+    max_delay: int | None
     local_epochs: int | None
     local_steps: int | None
     randomness: float
@@ -140,7 +140,10 @@ _GROUPS = {
         "local_steps": Flag(_whole(1), None, "K in steps, instead of --local_epochs"),
         "randomness": Flag(POSITIVE, 2.0, "R, spread of local work"),
         "schedule_file": Flag(
-            PATH, None, "replay this schedule.npz; the flags of this group must cover it"
+            PATH,
+            None,
+            "replay this schedule.npz, with the seed for {seed} in its name; the flags of this "
+            "group must cover it, --max_delay where it is given",
         ),
     },
     "Clients": {

@@ -43,12 +43,14 @@ class Program(NamedTuple):
 
     Attributes:
         config: that of one of them.
+        models: how many global models each keeps.
         round_at: `build.round_at`; one object, so that it is compiled once.
         first_states: `first_states(rates, keys)`, both `[trials]`: the states before round 0.
         ground: what is learnt from what, and where.
     """
 
     config: Config
+    models: int
     round_at: Callable
     first_states: Callable
     ground: Ground
@@ -95,10 +97,10 @@ def ground(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Ground:
     return Ground(task, train, *devices.put((data, test), mesh), mesh)
 
 
-def program(config: Config, ground: Ground) -> Program:
-    """What trials like `config` share."""
-    first_states = jax.jit(jax.vmap(partial(build.first_state, config, ground.task)))
-    return Program(config, build.round_at(config, ground.task, None), first_states, ground)
+def program(config: Config, models: int, ground: Ground) -> Program:
+    """What trials like `config` share, whose schedules ask for a history of so many models."""
+    first_states = jax.jit(jax.vmap(partial(build.first_state, config, ground.task, models)))
+    return Program(config, models, build.round_at(config, ground.task, None), first_states, ground)
 
 
 def at_once(program: Program, memory: float | None) -> tuple[int, int, float | None]:
@@ -112,7 +114,7 @@ def at_once(program: Program, memory: float | None) -> tuple[int, int, float | N
         memory: bytes of a device for trials, by default a quarter of what it has.
     """
     config, device = program.config, program.ground.mesh.devices.flat[0]
-    first = partial(build.first_state, config, program.ground.task)
+    first = partial(build.first_state, config, program.ground.task, program.models)
     state = jax.eval_shape(first, build.rates(config), jax.random.key(0))._replace(key=())
     held, model = (
         sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
@@ -215,11 +217,11 @@ def _go_on(
 
 def _first_rows(program: Program, trials: _Trials, count: int, seconds: float) -> Position:
     tests, finite = _evaluate(program, trials)
-    shares = _adaptive_shares(trials)
-    rows = [
-        [record.plain(record.first_row(tests[k], bool(finite[k]), seconds / count) | shares[k])]
-        for k in range(count)
-    ]
+    shares, has_clock = _adaptive_shares(trials), trials.schedules[0].time is not None
+    rows = []
+    for k in range(count):
+        row = record.first_row(tests[k], bool(finite[k]), seconds / count, has_clock)
+        rows.append([record.plain(row | shares[k])])
     return Position(trials.states, None, rows, finite[:count], 0.0)
 
 
@@ -228,13 +230,13 @@ def _next_rows(program: Program, trials: _Trials, position: Position) -> Positio
     tests, finite = _evaluate(program, trials)
     shares, limit = _adaptive_shares(trials), program.config.max_rejected
     rows, alive = [*position.rows], position.alive.copy()
+    model_bytes = record.model_bytes(trials.states.params) // len(finite)
     for k in np.flatnonzero(position.alive):
         info = jax.tree.map(lambda a, k=k: a[k], position.infos)
-        clients = trials.schedules[k if len(trials.schedules) > 1 else 0].client
-        begin = rows[k][-1]["round"]
-        clients = clients[begin : begin + len(info.participants)]
-        came = info, clients, tests[k], bool(finite[k]), position.seconds / len(rows), None
-        row = record.next_row(rows[k], *came, limit)
+        schedule = trials.schedules[k if len(trials.schedules) > 1 else 0]
+        run = record.Run(schedule, model_bytes, limit)
+        came = info, tests[k], bool(finite[k]), position.seconds / len(rows), None
+        row = record.next_row(rows[k], run, *came)
         rows[k] = [*rows[k], record.plain(row | shares[k])]
         alive[k] = not record.has_failed(rows[k], bool(finite[k]), limit)
     return Position(position.states, None, rows, alive, 0.0)

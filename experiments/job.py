@@ -17,6 +17,7 @@ from ccfl_jax import checkpoints as saving
 from ccfl_jax import folder as folders
 from ccfl_jax import record
 from ccfl_jax.rounds import RoundFn
+from ccfl_jax.simulate import check_schedule
 from ccfl_jax.stream import cut
 from experiments import build, devices
 from experiments.flags import Config
@@ -106,7 +107,10 @@ def prepare(config: Config) -> Job:
     rates = build.rates(config)
     round_fn = jax.tree_util.Partial(build.round_at(config, task, mesh), rates)
     # As one program, which the compilation cache keeps, and not operation by operation.
-    state = jax.jit(partial(build.first_state, config, task))(rates, jax.random.key(config.seed))
+    models = build.history_length(config)
+    state = jax.jit(partial(build.first_state, config, task, models))(
+        rates, jax.random.key(config.seed)
+    )
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
     data = ccfl.FederatedData.from_offsets(arrays, *owners)
     memory = _memory(config, data, mesh)
@@ -245,6 +249,8 @@ def _take_up(job: Job) -> Job:
             f"{folder / record.SCHEDULE}: found another schedule in the {done} rounds done, "
             "legal: the same as now planned"
         )
+    rest = job.schedule.rounds(done, config.rounds)
+    check_schedule(rest, config.num_clients, done, np.asarray(saved.state.history.version))
     rows = record.keep_rows(folder, saved.about["rows"])
     seconds = saved.about["seconds"]
     return job._replace(state=saved.state, rows=rows, infos=saved.infos, seconds=seconds)

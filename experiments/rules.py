@@ -125,6 +125,8 @@ def _check_work(values: dict[str, object], given: set[str]) -> None:
         )
     if "local_steps" in given:
         values["local_epochs"] = None
+    if values["schedule_file"] is not None and "max_delay" not in given:
+        values["max_delay"] = None  # a planned history has room for what the file asks for
     unit = "local_epochs" if values["local_steps"] is None else "local_steps"
     most = values[unit] * values["randomness"]
     if not (1 <= most <= INT32_MAX and most == int(most)):

@@ -124,7 +124,9 @@ def _run(
     alike: dict[tuple, dict[str, Config]] = {}
     for name, config in left.items():
         alike.setdefault(group.shared(config), {})[name] = config
-    course = _Course(folder, begun, ground, memory, clock, asked, cadence.Minutes())
+    # Of all trials, so that those under way find the history that they began with.
+    models = max(map(build.history_length, {one.seed: one for one in trials.values()}.values()))
+    course = _Course(folder, begun, ground, models, memory, clock, asked, cadence.Minutes())
     for members in alike.values():
         for one in _train_alike(members, course):
             records.write(folder, one)
@@ -143,6 +145,7 @@ class _Course(NamedTuple):
     folder: Path
     begun: list[list[str]]
     ground: Callable
+    models: int
     memory: float | None
     clock: "_Clock"
     asked: Callable[[], bool]
@@ -191,7 +194,7 @@ def _train_alike(members: dict[str, Config], course: _Course) -> "Iterator[Recor
     try:
         source = build.source(first)
         ground = course.ground(source, first.model, first.compute_dtype)
-        program = group.program(first, ground)
+        program = group.program(first, course.models, ground)
     except ERRORS as error:
         yield from (records.failed(name, config, error) for name, config in members.items())
         return

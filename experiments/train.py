@@ -115,7 +115,7 @@ def _header(job: "Job") -> str:
 
     config, sizes = job.config, np.asarray(job.data.sizes)
     leaves = jax.tree.leaves(job.state.params)
-    history = sum(leaf.nbytes for leaf in jax.tree.leaves(job.state.history))
+    history = sum(leaf.nbytes for leaf in jax.tree.leaves(job.state.history.models))
     unit = "epochs" if config.local_steps is None else "steps"
     most = int((config.local_epochs or config.local_steps) * config.randomness)
     alpha = "" if config.alpha is None else f" alpha {config.alpha:g}"
@@ -134,14 +134,21 @@ def _header(job: "Job") -> str:
             f"{config.batch_size}; delta divided by {config.normalise}",
             f"method    {config.server}: {', '.join(method)}",
             f"rounds    {config.rounds} of {config.buffer_size} uploads, staleness up to "
-            f"{config.max_delay}; evaluation every {config.eval_every}",
+            f"{_oldest(job)}; evaluation every {config.eval_every}",
             f"model     {config.model}: {sum(leaf.size for leaf in leaves)} parameters; history of "
-            f"{config.max_delay + 1} models, {history / 1e6:.2f} MB; computed in "
+            f"{len(job.state.history.version)} models, {history / 1e6:.2f} MB; computed in "
             f"{config.compute_dtype}",
             f"device    {len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
             *_theorem(job, sizes),
         ]
     )
+
+
+def _oldest(job: "Job") -> int:
+    """The staleness that may be, or that the schedule's file has."""
+    if job.config.schedule_file is None:
+        return job.config.max_delay
+    return int(job.schedule.staleness.max())
 
 
 def _left_out(job: "Job") -> str:

@@ -179,7 +179,7 @@ def test_mc_10_a_history_costs_its_models_and_little_more():
     server = ccfl.cc_fedavg()
     data, _, _ = federated([1])
     state = jax.eval_shape(lambda: ccfl.init_state(task, server, jax.random.key(0), 50))
-    assert sum(4 * leaf.size for leaf in jax.tree.leaves(state.history)) == 200_000_000
+    assert sum(4 * leaf.size for leaf in jax.tree.leaves(state.history.models)) == 200_000_000
     row = ccfl.Schedule(*(np.zeros(1, np.int32) for _ in range(3)), np.ones(1, bool))
     round_fn = ccfl.build_round(task, server, lanes=1)
     memory = jax.jit(round_fn, donate_argnums=0).lower(state, row, data).compile().memory_analysis()

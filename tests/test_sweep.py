@@ -215,12 +215,16 @@ def test_seconds_of_a_trial_are_its_share(swept):
 
 def test_memory_of_a_trial():
     """Logistic regression on 8x8 digits has 650 parameters: twice model, server and history of 3
-    models, round and no key; and four models for each lane, here the three slots."""
+    models with their versions, round and no key; and four models for each lane, here three."""
     config = flags.parse(["x", *_BASE, "--server=cc_fedams", "--server_lr=1"])
     ground = group.ground(devices.mesh(1), build.source(config), config.model, "float32")
-    program = group.program(config, ground)
+    program = group.program(config, config.max_delay + 1, ground)
     floats = 650 * (1 + 3 + 3)  # parameters; mu, nu and nu_hat; history
-    assert group.at_once(program, None) == (2 * (4 * floats + 4 + 4) + 3 * 4 * 4 * 650, 1, None)
+    assert group.at_once(program, None) == (
+        2 * (4 * floats + 4 + 4 + 4 * 3) + 3 * 4 * 4 * 650,
+        1,
+        None,
+    )
 
 
 def test_overwriting_a_sweep(swept, tmp_path, capsys):

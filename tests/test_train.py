@@ -415,7 +415,7 @@ def test_schedule_file_replays_a_run(straight, tmp_path):
         (["--buffer_size=4"], "--buffer_size: found 4, legal: 3, as in"),
         (["--max_delay=1"], "--max_delay: found 1, legal: at least 2, as in"),
         (["--randomness=1"], "--local_epochs * randomness: found 1, legal: at least 2, as in"),
-        (["--num_clients=4"], "--num_clients: found 4, legal: at least 12, as in"),
+        (["--num_clients=4"], "--num_clients: found 4, legal: 12, as in"),
     ],
 )
 def test_schedule_file_that_does_not_fit(tmp_path, capsys, args, message):
