@@ -21,6 +21,7 @@ from experiments import (
     flags,
     plot,
     reproduce,
+    schedule,
     sweep,
     table,
     train,
@@ -36,6 +37,7 @@ COMMANDS = {
     "table": table,
     "accelerator": accelerator,
     "debian_corpus": debian_corpus,
+    "schedule": schedule,
 }
 
 
@@ -63,6 +65,8 @@ def complaint(capsys, name, *args):
         ("plot", ["--ot=a.png"], "out"),
         ("accelerator", ["--minute=1"], "minutes"),
         ("debian_corpus", ["--outdir=a"], "out_dir"),
+        ("schedule", ["--avalability=always"], "availability"),
+        ("schedule", ["--bach_size=1"], "batch_size"),
     ],
 )
 def test_a_misspelt_flag_is_answered_with_the_nearest(capsys, name, args, near):
