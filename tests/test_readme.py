@@ -21,9 +21,19 @@ def test_the_example_trains(capsys):
     assert "accuracy" in capsys.readouterr().out
 
 
+def test_the_example_of_a_clock_is_a_schedule():
+    """500 rounds of five uploads, started at night and staler than the history is long."""
+    names = _run_example(1)
+    schedule, log = names["schedule"], names["log"]
+    assert schedule.client.shape == (500, 5) and log.counts()["used"] == 2500
+    hour = (log.start / 3600 + log.client % 24) % 24
+    assert ((hour >= 22) | (hour < 6)).all()
+    assert schedule.staleness.max() + 1 > schedule.history_slots() > 1
+
+
 def test_the_example_of_trials_trains():
     """A higher rate learns faster at the start; all three start from the same loss."""
-    losses = _run_example(1)["info"].train_loss
+    losses = _run_example(2)["info"].train_loss
     assert losses.shape == (3, 50) and len(set(losses[:, 0])) == 1
     assert losses[0, -10:].mean() > losses[1, -10:].mean() > losses[2, -10:].mean()
 
