@@ -21,7 +21,7 @@ from ccfl_jax.changes import (
     per_client,
     replay,
 )
-from ccfl_jax.checks import check_number, check_whole
+from ccfl_jax.checks import check_number, check_seed, check_whole
 from ccfl_jax.windows import Windows, check_windows, repeating
 
 # One generator each, named by four letters: no other part of a run draws from them.
@@ -273,7 +273,7 @@ def _replay(
 
 def _seeded(num_clients: int, blocks: Callable[[int], Iterator[Changes]]) -> Availability:
     def changes(seed: int) -> Iterator[Changes]:
-        check_whole("seed", seed, 0, 2**32 - 1)
+        check_seed(seed)
         return blocks(seed)
 
     return Availability(num_clients, changes)

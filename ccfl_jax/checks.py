@@ -2,16 +2,26 @@
 
 import math
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
 
+def is_whole(value: Any) -> bool:
+    """Whether `value` is one integer; a bool is not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def check_whole(name: str, value: int, least: int, most: int | None = None) -> None:
     """Refuses what is not a whole number from `least` on, or to `most`."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
+    if not is_whole(value) or value < least or (most is not None and value > most):
         legal = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
         raise ValueError(f"{name}: found {value!r}, legal: {legal}")
+
+
+def check_seed(seed: int) -> None:
+    """Refuses what NumPy's and JAX's generators do not both take."""
+    check_whole("seed", seed, 0, 2**32 - 1)
 
 
 def check_work(local_work: int, randomness: float) -> None:

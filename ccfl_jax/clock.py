@@ -12,7 +12,7 @@ import numpy as np
 
 from ccfl_jax import draws
 from ccfl_jax.availability import Availability
-from ccfl_jax.checks import check_number, check_whole, check_work
+from ccfl_jax.checks import check_number, check_seed, check_whole, check_work
 from ccfl_jax.draws import Work
 from ccfl_jax.event_log import STALE, TIMED_OUT, UNDERWAY, USED, EventLog, check_log, made_schedule
 from ccfl_jax.pool import Pool
@@ -241,7 +241,7 @@ def _check(
     server: Server,
     work: Work,
 ) -> None:
-    check_whole("seed", seed, 0, 2**32 - 1)
+    check_seed(seed)
     check_whole("num_rounds", num_rounds, 0)
     check_whole("local_work", work.local_work, 1)
     check_work(work.local_work, work.randomness)

@@ -5,7 +5,7 @@ from itertools import repeat
 
 import numpy as np
 
-from ccfl_jax.checks import check_whole, check_work
+from ccfl_jax.checks import check_seed, check_whole, check_work
 from ccfl_jax.schedule import Schedule
 
 # One generator each: changing the delays or the work must not move the cohorts.
@@ -43,7 +43,7 @@ def random_schedule(
             seed outside 0..2**32-1, local_work * randomness that is not a whole number >= 1, or
             masks that are too few or no bool `[num_clients]`.
     """
-    check_whole("seed", seed, 0, 2**32 - 1)
+    check_seed(seed)
     check_whole("num_rounds", num_rounds, 0)
     check_whole("num_clients", num_clients, 1, 2**31 - 1)
     check_whole("buffer_size", buffer_size, 1)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from ccfl_jax.checks import check_number, check_whole
+from ccfl_jax.checks import check_number, check_seed, check_whole
 
 Distribution = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -196,7 +196,7 @@ def draw_devices(
         ValueError: for a seed outside 0..2**32-1, a number of clients below 1, or a distribution
             that returns anything but `num_clients` finite numbers >= 0.
     """
-    check_whole("seed", seed, 0, 2**32 - 1)
+    check_seed(seed)
     check_whole("num_clients", num_clients, 1, 2**31 - 1)
 
     def seconds(name: str, distribution: Distribution, stream: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from pickle import dumps
 
 import numpy as np
 
-from ccfl_jax.checks import check_whole
+from ccfl_jax.checks import check_seed, check_whole
 from ccfl_jax.folder import replace_file, write_whole
 from ccfl_jax.windows import Windows, check_windows
 
@@ -47,7 +47,7 @@ def write_random_fedscale_capacity(
 
     Both are log-normal, with medians of 40 ms a sample and 5000 kbit/s: nobody's measurement.
     """
-    check_whole("seed", seed, 0, 2**32 - 1)
+    check_seed(seed)
     check_whole("num_clients", num_clients, 1)
     rng = np.random.default_rng([seed, _SPEED_STREAM])
     computation, communication = np.exp(rng.normal(size=(2, num_clients))) * [[40.0], [5000.0]]
@@ -94,7 +94,7 @@ def write_random_npz(path: str | os.PathLike, seed: int, num_clients: int) -> Wi
 
 def _draw_windows(seed: int, stream: int, num_clients: int) -> Windows:
     """Two to four days a client; with probability 0.7 a half day has a window of whole seconds."""
-    check_whole("seed", seed, 0, 2**32 - 1)
+    check_seed(seed)
     check_whole("num_clients", num_clients, 1)
     rng = np.random.default_rng([seed, stream])
     halves = 2 * rng.integers(2, 4, num_clients, endpoint=True)

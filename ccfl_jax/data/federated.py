@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ccfl_jax.data.checks import integer_vector, is_integer
+from ccfl_jax.checks import is_whole
+from ccfl_jax.data.checks import integer_vector
 
 
 @jax.tree_util.register_dataclass
@@ -127,7 +128,7 @@ class FederatedData:
         ends = np.cumsum(sizes[kept])
         total = int(ends[-1]) if kept.size else 0
         rows = max(total, 1) if rows is None else rows
-        if not is_integer(rows) or not max(total, 1) <= rows < 2**31:
+        if not is_whole(rows) or not max(total, 1) <= rows < 2**31:
             raise ValueError(
                 f"rows: found {rows!r}, legal: {max(total, 1)}, which these clients have, "
                 f"to {2**31 - 1}"
@@ -157,7 +158,7 @@ class FederatedData:
         Raises:
             IndexError: `i` is not an integer in 0..clients-1; a negative one does not wrap around.
         """
-        if not is_integer(i) or not 0 <= i < len(self):
+        if not is_whole(i) or not 0 <= i < len(self):
             raise IndexError(
                 f"client: found {i!r}, legal: a whole number from 0 to {len(self) - 1}"
             )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from ccfl_jax.data.checks import check_count
+from ccfl_jax.checks import check_whole
 
 # Mean and standard deviation of each channel over the training images, pixels in [0, 1]; in both
 # sets as most published code has them. The deviations of CIFAR-10 are means of each image's own:
@@ -78,7 +78,7 @@ def crop_and_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
     the federated code that the paper's settings come from (padding with zeros; NIID-Bench mirrors
     the image at its edges instead).
     """
-    check_count("padding", padding, 0)
+    check_whole("padding", padding, 0)
     if x.ndim != 4:
         raise ValueError(f"images: found shape {x.shape}, legal: [B, h, w, channels]")
     places = 2 * padding + 1

@@ -4,9 +4,12 @@ Every partitioner returns `num_clients` arrays int64 [n_i]. Together they hold e
 once. Each list ascends: the order within a client carries no meaning, training shuffles.
 """
 
+import math
+
 import numpy as np
 
-from ccfl_jax.data.checks import check_count, check_finite, check_seed, integer_vector
+from ccfl_jax.checks import check_number, check_seed, check_whole
+from ccfl_jax.data.checks import integer_vector
 
 # Names this module's draws, so that no other part of a run with the same seed shares them.
 _STREAM = 0x50415254
@@ -27,7 +30,7 @@ def partition_iid(labels: np.ndarray, num_clients: int, seed: int) -> list[np.nd
         ValueError: an argument is not as described.
     """
     labels = integer_vector("labels", labels)
-    check_count("num_clients", num_clients, 1)
+    check_whole("num_clients", num_clients, 1)
     check_seed(seed)
     order = np.random.default_rng([seed, _STREAM]).permutation(labels.size)
     return [np.sort(part) for part in np.array_split(order, num_clients)]
@@ -103,9 +106,9 @@ def partition_dirichlet(
         ValueError: an argument is not as described, or n * min_size > N.
     """
     labels = integer_vector("labels", labels)
-    check_count("num_clients", num_clients, 1)
-    check_count("min_size", min_size, 0)
-    check_finite("alpha", alpha)
+    check_whole("num_clients", num_clients, 1)
+    check_whole("min_size", min_size, 0)
+    check_number("alpha", alpha, -math.inf)
     check_seed(seed)
     if alpha <= 0:
         raise ValueError(f"alpha: found {alpha!r}, legal: a number above 0")

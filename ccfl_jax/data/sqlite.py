@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ccfl_jax.checks import one_line
+
 _CHUNK = 1 << 20
 _DECODER_MEMORY = 1 << 28  # bytes; a file packed by `xz -9` asks for a quarter of it
 _SMALL, _RATIO = 1 << 26, 100
@@ -141,7 +143,7 @@ def open_database(
             yield db
     except sqlite3.Error as error:
         # SQLite's own texts may quote what is in the file, line breaks and all.
-        text = str(error).encode("unicode_escape").decode()[:200]
+        text = one_line(str(error), 200)
         if text == "interrupted":
             text = "found no end of rows, legal: as many as its size allows"
         raise ValueError(f"{source}: {text}") from error

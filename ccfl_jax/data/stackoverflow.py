@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ccfl_jax.data.checks import check_count, check_seed
+from ccfl_jax.checks import check_seed, check_whole
 from ccfl_jax.data.protos import decode_example
 from ccfl_jax.data.sqlite import decompressed, file_size, open_database
 
@@ -142,7 +142,7 @@ def load_stackoverflow(
     sizes = {"vocabulary": vocabulary, "num_tags": num_tags, "max_words": max_words}
     for name, value in {"num_clients": num_clients, **limits, **sizes}.items():
         if name != "num_clients" or value is not None:
-            check_count(name, value, 1)
+            check_whole(name, value, 1)
     check_seed(seed)
     source = _find(data_dir, _DATABASES)
     word_file, tag_file = (

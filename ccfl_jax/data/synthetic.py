@@ -1,8 +1,10 @@
 """Synthetic(alpha, beta): a federated data set with a model of its own for every client."""
 
+import math
+
 import numpy as np
 
-from ccfl_jax.data.checks import check_count, check_finite, check_seed
+from ccfl_jax.checks import check_number, check_seed, check_whole
 
 _DIMENSIONS = 60
 _CLASSES = 10
@@ -45,9 +47,9 @@ def synthetic(
     Raises:
         ValueError: an argument is not as described.
     """
-    check_count("num_clients", num_clients, 1)
+    check_whole("num_clients", num_clients, 1)
     for name, value in (("alpha", alpha), ("beta", beta)):
-        check_finite(name, value)
+        check_number(name, value, -math.inf)
         if value < 0:
             raise ValueError(f"{name}: found {value!r}, legal: a number from 0 on")
     check_seed(seed)
