@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
@@ -62,6 +62,11 @@ def schedule(config: Config) -> ccfl.Schedule:
         _check_saved(config, found)
         # The plan is of the whole file: a run can go on to more of its rounds.
         return found.planned().rounds(0, config.rounds)
+    return drawn_schedule(config)
+
+
+def drawn_schedule(config: Config, available: Iterable[np.ndarray] | None = None) -> ccfl.Schedule:
+    """By the paper's rule, perhaps of those available: a mask bool `[clients]` for each round."""
     return ccfl.random_schedule(
         config.seed,
         config.rounds,
@@ -70,6 +75,7 @@ def schedule(config: Config) -> ccfl.Schedule:
         max_delay=config.max_delay,
         local_work=config.local_epochs or config.local_steps,
         randomness=config.randomness,
+        available=available,
     )._replace(work_unit=_unit(config))
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from ccfl_jax import availability as models
 from ccfl_jax import clock, speed, traces
 from ccfl_jax.availability import Availability
-from ccfl_jax.cohorts import random_schedule
 from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.draws import Work
 from ccfl_jax.event_log import FATES, USED, EventLog, made_schedule
@@ -106,19 +105,8 @@ def _cohorts(
     if available is not None:
         seconds = options["round_seconds"]
         masks = models.masks(available, config.seed, config.rounds, seconds)
-    schedule = random_schedule(
-        config.seed,
-        config.rounds,
-        config.num_clients,
-        buffer_size=config.buffer_size,
-        max_delay=config.max_delay,
-        local_work=config.local_epochs or config.local_steps,
-        randomness=config.randomness,
-        available=masks,
-    )
-    unit = "epochs" if config.local_steps is None else "steps"
     time = None if seconds is None else seconds * np.arange(1.0, config.rounds + 1)
-    return schedule._replace(time=time, work_unit=unit)
+    return build.drawn_schedule(config, masks)._replace(time=time)
 
 
 def distribution(name: str, text: str | None) -> Distribution | None:
