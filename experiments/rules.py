@@ -71,9 +71,14 @@ def check_sweep(values: dict[str, object], given: set[str]) -> None:
         "smoothness": "with a single run, which prints the theorem's conditions",
         "gradient_bound": "with a single run, which prints the theorem's conditions",
     }
+    refuse(given, refused, "a sweep")
+
+
+def refuse(given: set[str], refused: dict[str, str], place: str) -> None:
+    """Refuses flags that were given where there is no use for them; `refused`: what is legal."""
     for name, legal in refused.items():
         if name in given:
-            raise ValueError(f"--{name}: found with a sweep, legal: {legal}")
+            raise ValueError(f"--{name}: found with {place}, legal: {legal}")
 
 
 def _check_data(values: dict[str, object], given: set[str]) -> None:

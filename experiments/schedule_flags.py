@@ -19,6 +19,7 @@ from experiments.flags import (
     read,
     resolve,
 )
+from experiments.rules import refuse
 
 # What can be written for a flag; a number after = is what a missing argument is.
 DISTRIBUTIONS = (
@@ -221,9 +222,7 @@ def _check_rule(values: dict[str, object], given: set[str], typed: set[str]) -> 
         "resume": "--overwrite, to make it anew",
         "coordinator": "one process",
     }
-    for name, legal in refused.items():
-        if name in given:
-            raise ValueError(f"--{name}: found with a schedule to make, legal: {legal}")
+    refuse(given, refused, "a schedule to make")
 
 
 def _check_starts(values: dict[str, object], given: set[str]) -> None:
