@@ -5,8 +5,6 @@ record brought; and `about`, strict JSON of whoever saves: in one file, of which
 a checksum. Orbax is imported inside the functions because it takes most of a second.
 """
 
-import gc
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,7 +89,7 @@ def save(
         checkpoints.save(
             int(np.max(state.round)), args=ocp.args.Composite(**{_ITEM: file}), metrics=metrics
         )
-    except Exception as error:  # Orbax and TensorStore raise whatever the file system gave them
+    except Exception as error:  # Orbax raises whatever the file system gave it
         raise _not_written(checkpoints, error) from error
 
 
@@ -132,7 +130,6 @@ def restore(checkpoints: Any, like: State) -> tuple[Saved | None, list[str]]:
             arrays, about = _read(checkpoints, number)
         except Exception as error:  # a damaged file can raise anything
             broken.append(f"the checkpoint of round {number} is not whole ({_line(error)})")
-            _forget_tasks()
             continue
         saved = _saved(arrays, {**about, "round": number}, like, checkpoints.directory)
         break
@@ -200,15 +197,6 @@ def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
 def _with_raw_key(state: State) -> State:
     # Files hold arrays of numbers only, not typed keys.
     return state._replace(key=jax.random.key_data(state.key))
-
-
-def _forget_tasks() -> None:
-    # Orbax leaves tasks with errors that nobody fetched; asyncio would print them later.
-    log = logging.getLogger("asyncio")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    gc.collect()
-    log.setLevel(level)
 
 
 def _not_written(checkpoints: Any, error: Exception) -> OSError:
