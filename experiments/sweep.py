@@ -125,7 +125,8 @@ def _run(
     for name, config in left.items():
         alike.setdefault(group.shared(config), {})[name] = config
     # Of all trials, so that those under way find the history that they began with.
-    models = max(map(build.history_length, {one.seed: one for one in trials.values()}.values()))
+    seeds = {one.seed: one for one in trials.values()} if left else {}
+    models = max(map(build.history_length, seeds.values()), default=0)
     course = _Course(folder, begun, ground, models, memory, clock, asked, cadence.Minutes())
     for members in alike.values():
         for one in _train_alike(members, course):
