@@ -6,6 +6,7 @@ before anything is trained; the schedule can then be trained under any server op
 
 import heapq
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -67,10 +68,11 @@ def clock_schedule(
 
     The m-th upload in the buffer makes a round: it is round t, of second b, and its staleness is
     s = t - v. Of what falls on one second, uploads come first, in the order in which they started;
-    then a time-out, then who comes and goes, then starts. So clients of equal speed, as many as the
-    buffer holds, are never stale. A client is chosen uniformly among those that are there and not
-    under way; it may fill two slots of a buffer one after the other. It ends what it has started
-    even if it is no longer available then, and its upload counts.
+    then a time-out, then who comes and goes, then starts; and then once more from the beginning
+    where a start takes no time. So clients of equal speed, as many as the buffer holds, are never
+    stale. A client is chosen uniformly among those that are there and not under way; it may fill
+    two slots of a buffer one after the other. It ends what it has started even if it is no longer
+    available then, and its upload counts.
 
     A schedule of more rounds begins with that of fewer.
 
@@ -90,7 +92,8 @@ def clock_schedule(
             any more: nobody is available, or everything is dropped.
     """
     _check(seed, num_rounds, devices, availability, server, work)
-    course = _Course(seed, num_rounds, devices, availability, server, work)
+    pool, task = Pool(availability.changes(seed)), draws.tasks(seed, devices, work)
+    course = _Course(seed, num_rounds, server, pool, task)
     while not course.is_over():
         course.go_on()
     log, duration = course.log()
@@ -108,14 +111,12 @@ class _Course:
         self,
         seed: int,
         num_rounds: int,
-        devices: Devices,
-        availability: Availability,
         server: Server,
-        work: Work,
+        pool: Pool,
+        task: Callable[[int], tuple[int, float]],
     ) -> None:
         self.num_rounds = num_rounds
-        self.server, self.pool = server, Pool(availability.changes(seed))
-        self.task = draws.tasks(seed, devices, work)
+        self.server, self.pool, self.task = server, pool, task
         self.choice = draws.choices(seed)
         self.gap = None if server.rate is None else draws.gaps(seed, server.rate, server.start)
         self.now, self.next_start = 0.0, 0.0 if self.gap is None else next(self.gap)
