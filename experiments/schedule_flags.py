@@ -119,6 +119,12 @@ _CLOCK = {
     "step": Flag(_DISTRIBUTION, "constant(1)", "seconds a local step, drawn for each client"),
     "download": Flag(_DISTRIBUTION, None, "seconds, drawn for each client, written as --step"),
     "upload": Flag(_DISTRIBUTION, None, "seconds, drawn for each client, written as --step"),
+    "capacity": Flag(
+        PATH,
+        None,
+        "FedScale's file of device capacities, of which the first --num_clients are taken, instead "
+        "of --step, --download, --upload",
+    ),
     "task": Flag(_DISTRIBUTION, None, "factor of a task's computing time, written as --step"),
     "extra": Flag(_DISTRIBUTION, None, "seconds added to each task, written as --step"),
     "concurrency": Flag(_FROM_1, 10, "clients under way at most"),
@@ -180,6 +186,7 @@ def parse_schedule(argv: list[str]) -> Asked:
     typed = {word.lstrip("-").partition("=")[0] for word in argv[1:]}
     _check_rule(values, given, typed)
     _check_starts(values, given)
+    _check_capacity(values, given)
     of_run = {name: values[name] for name in FLAGS} | {"overwrite": False}
     if of_run["server_lr"] is None:
         of_run["server_lr"] = 1.0  # no schedule hangs on it
@@ -232,6 +239,12 @@ def _check_starts(values: dict[str, object], given: set[str]) -> None:
         raise ValueError(f"--rate: found {values['rate']} with --start={start}, legal: {legal}")
     if "on_timeout" in given and values["timeout"] is None:
         raise ValueError("--on_timeout: found no --timeout, legal: with one")
+
+
+def _check_capacity(values: dict[str, object], given: set[str]) -> None:
+    others = sorted(given & {"step", "download", "upload"})
+    if values["capacity"] is not None and others:
+        raise ValueError(f"--{others[0]}: found with --capacity, legal: without, the file says it")
 
 
 def _check_labels(values: dict[str, object]) -> None:

@@ -23,6 +23,7 @@ from experiments.schedule_flags import AVAILABILITIES, DISTRIBUTIONS, Asked, exp
 
 # One generator each, named by four letters: of the phases of cyclic and the zones of diurnal.
 _PHASE_STREAM, _ZONE_STREAM = 0x50484153, 0x5A4F4E45
+_LAWS = ("step", "download", "upload", "task", "extra")
 _TRACES = {
     "fedscale": traces.read_fedscale_availability,
     "flash": traces.read_flash,
@@ -50,7 +51,7 @@ class Made(NamedTuple):
         steps: integers `[rounds, slots]`, local steps; 0 without work.
         labels: int64 `[clients]`, each one's main label; None where samples have several.
         model_bytes: of one model.
-        notes: lines on what was taken of a trace.
+        notes: lines on what was taken of files.
     """
 
     schedule: Schedule
@@ -76,14 +77,17 @@ def make(asked: Asked) -> Made:
     each = np.ones(config.num_clients, np.int64)
     if config.local_steps is None:
         each = -(-np.diff(starts) // config.batch_size)
+    model_bytes = _model_bytes(config, train)
     available, notes = None, []
     if options["rule"] != "paper":
         available, notes = availability(options["availability"], config, labels)
     if options["rule"] == "clock":
+        machines, of_file = devices(options, config, model_bytes)
+        notes += of_file
         schedule, log = clock.clock_schedule(
             config.seed,
             config.rounds,
-            devices(options, config),
+            machines,
             available,
             server(options, config),
             work(options, config, each),
@@ -91,10 +95,13 @@ def make(asked: Asked) -> Made:
     else:
         schedule, log = _cohorts(options, config, available), None
     steps = np.where(schedule.working(), schedule.work * each[schedule.client], 0)
+    return Made(schedule, log, steps, labels, model_bytes, notes)
+
+
+def _model_bytes(config: Config, train: dict[str, np.ndarray]) -> int:
     task = build.task(config.dataset, config.model, config.compute_dtype, train)
     shapes = jax.tree.leaves(jax.eval_shape(lambda: task.init(jax.random.key(0))))
-    model_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
-    return Made(schedule, log, steps, labels, model_bytes, notes)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
 
 
 def _cohorts(
@@ -122,12 +129,29 @@ def distribution(name: str, text: str | None) -> Distribution | None:
         raise ValueError(f"{place}: {error}") from None
 
 
-def devices(options: dict[str, object], config: Config) -> Devices:
-    """Every client's seconds."""
-    laws = ("step", "download", "upload", "task", "extra")
-    return speed.draw_devices(
-        config.seed, config.num_clients, *(distribution(name, options[name]) for name in laws)
-    )
+def devices(
+    options: dict[str, object], config: Config, model_bytes: int
+) -> tuple[Devices, list[str]]:
+    """Every client's seconds, drawn or of a file, and lines on what of the file was taken.
+
+    Raises:
+        ValueError, OSError: for numbers out of range, and a file that cannot be read or has too
+            few devices.
+    """
+    laws = {name: distribution(name, options[name]) for name in _LAWS}
+    count, file = config.num_clients, options["capacity"]
+    if file is None:
+        return speed.draw_devices(config.seed, count, **laws), []
+    file = os.path.expanduser(file)
+    found = traces.read_fedscale_capacity(file, config.batch_size, model_bytes)
+    known = len(found.step)
+    if known < count:
+        raise ValueError(
+            f"--capacity={file}: num_clients: found {count}, legal: up to {known}, those of the "
+            "file"
+        )
+    first = Devices(*(column[:count] for column in found[:3]), laws["task"], laws["extra"])
+    return first, [f"capacity  {file}: the first {count} of {known} devices"]
 
 
 def server(options: dict[str, object], config: Config) -> clock.Server:

@@ -256,6 +256,25 @@ def test_the_clock_has_the_clients_of_the_run(unit):
     assert made.model_bytes == 4 * (64 * 10 + 10)  # logistic regression on 8x8 images
 
 
+def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
+    """20 rows a batch, a forward and two backward parts; a model of 2,600 bytes of 8 bits."""
+    path = tmp_path / "capacity"
+    milliseconds, kilobits = trace_samples.write_random_fedscale_capacity(path, 1, 15)
+    made = worlds.make(asked(f"--capacity={path}", "--extra=constant(0.5)"))
+    assert made.notes == [f"capacity  {path}: the first 12 of 15 devices"]
+    first, log = np.asarray(milliseconds)[made.log.client], made.log
+    sent = 2 * 2600 * 8 / 1000 / np.asarray(kilobits)[log.client]
+    train, _, _ = build.load("digits", None)
+    each = np.array([math.ceil(len(own) / 20) for own in build.clients(asked().config, train)])
+    steps = log.work * each[log.client]
+    np.testing.assert_allclose(
+        log.stop - log.start, steps * 3 * 20 * first / 1000 + sent + 0.5, rtol=1e-9
+    )
+    trace_samples.write_random_fedscale_capacity(path, 1, 11)
+    with pytest.raises(ValueError, match="num_clients: found 12, legal: up to 11, those of the"):
+        worlds.make(asked(f"--capacity={path}"))
+
+
 def test_a_log_is_read_back_with_its_own_schedule_alone(tmp_path):
     made, other = (worlds.make(asked(f"--seed={seed}")) for seed in (0, 1))
     path = tmp_path / "a.log.npz"
