@@ -14,8 +14,8 @@ from orbax.checkpoint import CheckpointManager
 
 import ccfl_jax as ccfl
 from ccfl_jax import checkpoints as saving
+from ccfl_jax import config_file, record
 from ccfl_jax import folder as folders
-from ccfl_jax import record
 from ccfl_jax.rounds import RoundFn
 from ccfl_jax.simulate import check_schedule
 from ccfl_jax.stream import cut
@@ -46,7 +46,7 @@ _FREE_AT_RESUME = (
 
 
 # What a run writes, and may remove.
-_FILES = (record.CONFIG, record.METRICS, record.SCHEDULE, saving.CHECKPOINTS, "curves.png")
+_FILES = (config_file.CONFIG, record.METRICS, record.SCHEDULE, saving.CHECKPOINTS, "curves.png")
 
 _UNKNOWN = 2**50  # bytes: a device that tells no limit is given everything
 
@@ -97,7 +97,7 @@ def prepare(config: Config) -> Job:
     """
     mesh = devices.start(config)
     if config.resume:
-        record.check_config(config.out_dir, dataclasses.asdict(config), _FREE_AT_RESUME)
+        config_file.check(config.out_dir, dataclasses.asdict(config), _FREE_AT_RESUME)
     elif config.out_dir is not None and jax.process_index() == 0:
         folders.check_unused(config.out_dir, _FILES if config.overwrite else None)
     schedule = build.schedule(config)
@@ -129,7 +129,7 @@ def about(job: Job, rounds: int, rows: int, seconds: float) -> dict[str, Any]:
     return {
         "rows": rows,
         "seconds": seconds,
-        "settings": record.settings_digest(dataclasses.asdict(job.config), _FREE_AT_RESUME),
+        "settings": config_file.digest(dataclasses.asdict(job.config), _FREE_AT_RESUME),
         "schedule": job.schedule.rounds(0, rounds).digest(),
     }
 
@@ -177,7 +177,7 @@ def _start(job: Job) -> Job:
             folders.check_unused(folder, _FILES if config.overwrite else None)
             folders.clear(folder, _FILES)
             job.schedule.save(Path(folder) / record.SCHEDULE)
-            record.write_config(folder, dataclasses.asdict(config))
+            config_file.write(folder, dataclasses.asdict(config))
         except OSError:
             lock.release()
             raise
@@ -209,7 +209,7 @@ def _resume(job: Job) -> Job:
         job = _take_up(job)
         if not is_over(job) and jax.process_index() == 0:
             job.schedule.save(folder / record.SCHEDULE)
-            record.write_config(folder, dataclasses.asdict(job.config))
+            config_file.write(folder, dataclasses.asdict(job.config))
     except (ValueError, OSError):
         close(job)
         raise
@@ -240,8 +240,8 @@ def _take_up(job: Job) -> Job:
     planned = about(job, done, 0, 0.0)
     if planned["settings"] != saved.about["settings"]:
         raise ValueError(
-            f"{folder / record.CONFIG}: found other settings than the checkpoint of round {done} "
-            "was made with, legal: the same"
+            f"{folder / config_file.CONFIG}: found other settings than the checkpoint of round "
+            f"{done} was made with, legal: the same"
         )
     kept = ccfl.Schedule.load(folder / record.SCHEDULE).rounds(0, done).digest()
     if not kept == planned["schedule"] == saved.about["schedule"]:

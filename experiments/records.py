@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ccfl_jax import record
+from ccfl_jax import config_file, record
 from ccfl_jax.folder import as_json, replace_file
 from experiments.flags import Config
 from experiments.underway import UNDERWAY
@@ -55,7 +55,7 @@ def failed(name: str, config: Config, error: Exception) -> Record:
 
 def digest(config: Config) -> str:
     """SHA-256 of a trial's settings, but for those that may change between two starts."""
-    return record.settings_digest(asdict(config), _FREE)
+    return config_file.digest(asdict(config), _FREE)
 
 
 def is_of(one: Record, config: Config) -> bool:
@@ -93,7 +93,7 @@ def read(folder: str | os.PathLike, trials: Mapping[str, Config]) -> dict[str, R
                 f"{path}: found no record of a trial, legal: one of {name!r} with its status, its "
                 "config and its rows"
             )
-        record.check_same(path, one["config"], asdict(config), _FREE)
+        config_file.check_same(path, one["config"], asdict(config), _FREE)
         if one["status"] != "failed":
             check_rows(one["rows"], path)
             found[name] = one

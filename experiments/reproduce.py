@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ccfl_jax import record
+from ccfl_jax import config_file
 from experiments import arguments, paper, records, sweep, verdict
 from experiments.flags import FLAGS
 from experiments.records import Record
@@ -109,7 +109,7 @@ def _run(
         "name": preset.name,
         "title": preset.title,
         "command": "python -m experiments.reproduce " + shlex.join(argv[1:]),
-        "environment": record.environment(),
+        "environment": config_file.environment(),
         "choices": choices,
         "final": records.finals(final),
         "verdicts": verdicts,

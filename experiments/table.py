@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ccfl_jax import record
+from ccfl_jax import config_file, record
 from ccfl_jax.folder import as_json
 from experiments import arguments, records
 
@@ -17,7 +17,7 @@ def row(folder: str | Path) -> tuple[str, ...]:
     Raises:
         OSError, ValueError: if `folder` holds no run with at least one round.
     """
-    server, server_lr, device = _settings(Path(folder) / record.CONFIG)
+    server, server_lr, device = _settings(Path(folder) / config_file.CONFIG)
     rows, metrics = record.read_rows(folder), Path(folder) / record.METRICS
     records.check_rows(rows, metrics, ("seconds", "samples"))
     last = rows[-1]

@@ -147,8 +147,7 @@ def devices(
     known = len(found.step)
     if known < count:
         raise ValueError(
-            f"--capacity={file}: num_clients: found {count}, legal: up to {known}, those of the "
-            "file"
+            f"--num_clients: found {count}, legal: up to {known}, the devices of {file}"
         )
     first = Devices(*(column[:count] for column in found[:3]), laws["task"], laws["extra"])
     return first, [f"capacity  {file}: the first {count} of {known} devices"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ccfl_jax as ccfl
-from ccfl_jax import record
+from ccfl_jax import config_file, record
 from ccfl_jax.data import tfds
 from experiments import (
     accelerator,
@@ -105,7 +105,7 @@ def test_words_that_no_command_has_a_use_for(capsys, name, args, message):
 def folder_of_a_run(folder, rows):
     environment = {"devices": 1, "device": "cpu"}
     config = {"server": "cc_fedavg", "server_lr": 1.0, "environment": environment}
-    (folder / record.CONFIG).write_text(json.dumps(config))
+    (folder / config_file.CONFIG).write_text(json.dumps(config))
     (folder / record.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

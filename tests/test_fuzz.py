@@ -40,7 +40,7 @@ from absl import flags as absl_flags
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ccfl_jax import Schedule, record
+from ccfl_jax import Schedule, config_file, record
 from ccfl_jax import data as fd
 from ccfl_jax.data.protos import decode_example
 from experiments import debian_corpus, flags, paper, plot, records, reproduce, sweep_flags, table
@@ -230,7 +230,7 @@ ROWS = [
     for k in range(3)
 ]
 RUN = {
-    record.CONFIG: json.dumps(
+    config_file.CONFIG: json.dumps(
         {**dataclasses.asdict(CONFIG), "environment": {"devices": 2, "device": "cpu"}}
     ).encode(),
     record.METRICS: b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
@@ -244,7 +244,7 @@ def read_rows(folder):
 
 
 def check_config(folder):
-    record.check_config(folder, dataclasses.asdict(CONFIG), ("out_dir",))
+    config_file.check(folder, dataclasses.asdict(CONFIG), ("out_dir",))
 
 
 def read_trial(folder):
@@ -373,7 +373,7 @@ READERS = {
         for name in ("client", "present", "time")
     },
     "rows": Reader({record.METRICS: RUN[record.METRICS]}, read_rows),
-    "settings": Reader({record.CONFIG: RUN[record.CONFIG]}, check_config, named="folder"),
+    "settings": Reader({config_file.CONFIG: RUN[config_file.CONFIG]}, check_config, named="folder"),
     "trial": Reader({"server_lr=0.5.json": TRIAL}, read_trial, examples=800),
     "table": Reader(RUN, read_table),
     "curves": Reader({record.METRICS: RUN[record.METRICS]}, read_curves),

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from ccfl_jax import checkpoints, record
+from ccfl_jax import checkpoints, config_file, record
 from experiments import flags, job
 
 _ROOT = Path(__file__).parents[1]
@@ -114,7 +114,7 @@ def test_a_run_killed_at_any_moment_ends_as_the_unbroken_one(unbroken, tmp_path,
     whole, cache, like = unbroken
     folder, draw, done, killed = tmp_path / "run", random.Random(kills), [], 0
     while True:
-        begun = (folder / record.CONFIG).exists()
+        begun = (folder / config_file.CONFIG).exists()
         process = _start("train", folder, cache, *_LONG, "--resume" if begun else "--overwrite")
         if killed < kills:
             before = _newest(folder)

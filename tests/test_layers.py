@@ -23,6 +23,8 @@ ROWS = {
     "local": 2,
     "history": 2,
     "aggregate": 2,
+    "array_file": 2,
+    "config_file": 2,
     "schedule": 2,
     "speed": 2,
     "theory": 2,
@@ -44,7 +46,6 @@ ROWS = {
     "checkpoints": 6,
     "record": 6,
     "trials": 6,
-    "array_file": 2,
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ccfl_jax import record
+from ccfl_jax import config_file, record
 from experiments import plot, records, table
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
@@ -240,7 +240,7 @@ def test_committed_results_are_drawn_and_read(tmp_path, figures, capsys, name):
     write_rows(tmp_path, its)
     environment = {"devices": 2, "device": "cpu"}
     config = {"server": "cc_fedavg", "server_lr": 1.0, "environment": environment}
-    (tmp_path / record.CONFIG).write_text(json.dumps(config))
+    (tmp_path / config_file.CONFIG).write_text(json.dumps(config))
     for x in ("round", "client_updates", "samples", "seconds"):
         args = ["plot", str(tmp_path), f"--x={x}", f"--out={tmp_path / 'x.png'}"]
         assert plot.main(args) == 0

@@ -2,16 +2,13 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import softmax_task
 
 import ccfl_jax as ccfl
 from ccfl_jax import record
 
-_CONFIG = {"alpha": 0.5, "seed": 0, "rounds": 10, "lanes": None}
 _TEST = {"loss": 1.5, "accuracy": 0.25}
 
 
@@ -50,54 +47,6 @@ def _strict(text):
         raise AssertionError(name)
 
     return json.loads(text, parse_constant=refuse)
-
-
-def _state(server, task=None, history_length=3):
-    return ccfl.init_state(task or softmax_task(), server, jax.random.key(3), history_length)
-
-
-def _numbers(tree):
-    return [
-        np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a)
-        for a in jax.tree.leaves(tree)
-    ]
-
-
-def test_config_says_what_ran_where(tmp_path):
-    record.write_config(tmp_path, _CONFIG)
-    saved = _strict((tmp_path / record.CONFIG).read_text())
-    environment = saved.pop("environment")
-    assert saved == _CONFIG
-    assert environment["jax"] == jax.__version__
-    assert environment["device"] == jax.devices()[0].device_kind
-    assert environment["devices"] == jax.device_count()
-    assert "ccfl_jax" in environment
-    assert [path.name for path in tmp_path.iterdir()] == [record.CONFIG]
-
-
-def test_check_config_names_every_difference(tmp_path):
-    record.write_config(tmp_path, _CONFIG)
-    record.check_config(tmp_path, _CONFIG, ())
-    record.check_config(tmp_path, {**_CONFIG, "rounds": 20}, ("rounds",))
-    changed = {**_CONFIG, "rounds": 20, "alpha": 0.3, "seed": 1, "new": 2}
-    with pytest.raises(ValueError) as caught:
-        record.check_config(tmp_path, changed, ("rounds",))
-    message = str(caught.value)
-    assert "alpha 0.5 -> 0.3, new None -> 2, seed 0 -> 1" in message
-    assert "except rounds" in message
-
-
-@pytest.mark.parametrize("name", ["missing", "empty"])
-def test_check_config_without_a_run(tmp_path, name):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=rf"{name}: found no config.json"):
-        record.check_config(tmp_path / name, _CONFIG, ())
-
-
-def test_check_config_damaged(tmp_path):
-    (tmp_path / record.CONFIG).write_text('{"alpha": 0.')
-    with pytest.raises(ValueError, match=r"config.json: not readable"):
-        record.check_config(tmp_path, _CONFIG, ())
 
 
 def test_rows_are_strict_json(tmp_path):
@@ -294,9 +243,3 @@ def test_a_loss_that_blew_up_is_marked_and_may_come_back():
 def test_more_rejected_uploads_than_may_be_end_a_run(before, most, lost):
     row = _next_row(_info(), max_rejected=most, rejected=before)  # two more
     assert row["diverged"] == lost == record.has_failed([{"rejected": before}, row], True, most)
-
-
-def test_digest_of_settings_leaves_out_what_is_free_and_what_is_none():
-    digest = record.settings_digest(_CONFIG, ("rounds",))
-    assert digest == record.settings_digest({"seed": 0, "alpha": 0.5, "rounds": 99}, ("rounds",))
-    assert digest != record.settings_digest({**_CONFIG, "seed": 1}, ("rounds",))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ccfl_jax import record
+from ccfl_jax import config_file, record
 from experiments import table
 
 
@@ -15,7 +15,7 @@ def make_run(folder, diverged=False, rounds=20):
         "server_lr": 0.01,
         "environment": {"devices": 2, "device": "cpu"},
     }
-    (folder / record.CONFIG).write_text(json.dumps(config))
+    (folder / config_file.CONFIG).write_text(json.dumps(config))
     row = {
         "round": rounds,
         "seconds": 4.0,
@@ -39,10 +39,14 @@ def test_a_row_a_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (record.CONFIG, "{", "config.json: not readable as JSON"),
-        (record.CONFIG, "[]", "config.json: found no settings of a run (TypeError"),
-        (record.CONFIG, '{"server": "a"}', "found no settings of a run (KeyError('environment')"),
-        (record.CONFIG, None, "config.json"),
+        (config_file.CONFIG, "{", "config.json: not readable as JSON"),
+        (config_file.CONFIG, "[]", "config.json: found no settings of a run (TypeError"),
+        (
+            config_file.CONFIG,
+            '{"server": "a"}',
+            "found no settings of a run (KeyError('environment')",
+        ),
+        (config_file.CONFIG, None, "config.json"),
         (record.METRICS, "", "metrics.jsonl: found in row 0 no 'round' as it should be"),
         (record.METRICS, '{"round": 1}\n', "metrics.jsonl: found in row 0 no 'seconds' as it"),
         (record.METRICS, None, "metrics.jsonl"),

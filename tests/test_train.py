@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ccfl_jax as ccfl
-from ccfl_jax import checkpoints, record
+from ccfl_jax import checkpoints, config_file, record
 from ccfl_jax.stream import cut
 from experiments import build, cadence, devices, flags, job, loop, train
 
@@ -94,7 +94,7 @@ def test_folder_of_a_run(straight):
         "metrics.jsonl",
         "schedule.npz",
     ]
-    saved = json.loads((folder / record.CONFIG).read_text())
+    saved = json.loads((folder / config_file.CONFIG).read_text())
     saved.pop("environment")
     assert saved == dataclasses.asdict(
         _config("--rounds=6", "--eval_every=2", f"--out_dir={folder}")
@@ -154,7 +154,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, ready, tmp_path, ca
     assert _without_clocks(rows[:4]) == _without_clocks(straight[1])
     assert rows[3]["seconds"] > rows[2]["seconds"] == straight[1][2]["seconds"]
     assert [row["compile_seconds"] is None for row in rows] == [False, True, True, False, True]
-    assert json.loads((folder / record.CONFIG).read_text())["rounds"] == 7
+    assert json.loads((folder / config_file.CONFIG).read_text())["rounds"] == 7
     assert len(ccfl.Schedule.load(folder / record.SCHEDULE).client) == 7
     assert "after 7 rounds" in capsys.readouterr().out
     shutil.rmtree(folder / checkpoints.CHECKPOINTS / "7")
@@ -308,7 +308,7 @@ def test_resume_on_another_schedule(straight, tmp_path, capsys):
 def test_resume_under_settings_that_were_edited_in_the_record(straight, tmp_path, capsys):
     """The checkpoint knows what it was made with, whatever config.json says since."""
     folder = _copy(straight[0], tmp_path / "a")
-    config = folder / record.CONFIG
+    config = folder / config_file.CONFIG
     config.write_text(config.read_text().replace('"local_lr": 0.01', '"local_lr": 0.02'))
     args = ["--rounds=9", "--local_lr=0.02", "--resume", f"--out_dir={folder}"]
     assert _main(*args) == 2
@@ -475,7 +475,7 @@ def test_default_folders_are_numbered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [job.prepare(_config()).config.out_dir for _ in range(2)]
     assert folders == ["runs/digits-cc_fedams-001", "runs/digits-cc_fedams-002"]
-    assert json.loads(Path(folders[1], record.CONFIG).read_text())["out_dir"] == folders[1]
+    assert json.loads(Path(folders[1], config_file.CONFIG).read_text())["out_dir"] == folders[1]
 
 
 def test_seed_and_what_it_does_not_touch(tmp_path):

@@ -271,7 +271,7 @@ def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
         log.stop - log.start, steps * 3 * 20 * first / 1000 + sent + 0.5, rtol=1e-9
     )
     trace_samples.write_random_fedscale_capacity(path, 1, 11)
-    with pytest.raises(ValueError, match="num_clients: found 12, legal: up to 11, those of the"):
+    with pytest.raises(ValueError, match="num_clients: found 12, legal: up to 11, the devices of"):
         worlds.make(asked(f"--capacity={path}"))
 
 
