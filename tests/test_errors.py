@@ -205,7 +205,7 @@ INSIDE_A_FILE = {
     *("idx._parse", "protos._floats", "protos._fields", "protos._varint", "folder._no_constant"),
     *("sqlite._copy_database", "sqlite._database_size", "sqlite._check_tables"),
     *("sqlite.open_database", "npz._check_members", "npz._read_npy"),
-    *("stackoverflow.load_stackoverflow", "stackoverflow._draw_train", "stackoverflow._tag_ids"),
+    *("stackoverflow.load_stackoverflow", "stackoverflow._draw_train", "word_counts.read_tag_ids"),
     *("stackoverflow._clients", "stackoverflow._by_scan", "stackoverflow._text_and_tags"),
 }
 OTHERS = {

@@ -31,11 +31,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import corpus
 import numpy as np
 import pytest
 import test_cifar
 import test_sources
-import test_stackoverflow as so
 from absl import flags as absl_flags
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -129,13 +129,13 @@ def read_images(name, shape):
 
 def read_stackoverflow(**arguments):
     def read(folder):
-        train, test, counts = so.load(folder, **arguments)
+        train, test, counts = corpus.load(folder, **arguments)
         for part in (train, test):
             assert len({len(array) for array in part.values()}) == 1
             assert all(array.dtype == np.int32 for array in part.values())
-            assert part["x"].shape[1] == so.SMALL["max_words"] and part["y"].shape[1] >= 1
-            assert -2 <= part["x"].min() <= part["x"].max() < so.SMALL["vocabulary"]
-            assert -1 <= part["y"].min() <= part["y"].max() < so.SMALL["num_tags"]
+            assert part["x"].shape[1] == corpus.SMALL["max_words"] and part["y"].shape[1] >= 1
+            assert -2 <= part["x"].min() <= part["x"].max() < corpus.SMALL["vocabulary"]
+            assert -1 <= part["y"].min() <= part["y"].max() < corpus.SMALL["num_tags"]
         assert (np.diff(train["client"]) >= 0).all() and (np.diff(train["client"]) <= 1).all()
         assert train["client"][0] == 0 and test["client"].max() <= train["client"].max()
         assert counts["clients"] >= counts["too_small"] >= 0
@@ -324,11 +324,11 @@ def read_lists(folder):
 
 IDX = test_sources.idx_bytes(np.arange(24).reshape(2, 3, 4))
 FASHION = written(lambda folder: test_sources.write_fashion(folder))
-CORPUS = written(lambda folder: so.write(folder))
+CORPUS = written(lambda folder: corpus.write(folder))
 PACKED = {**CORPUS, "corpus.sqlite.xz": lzma.compress(CORPUS["corpus.sqlite"])}
 del PACKED["corpus.sqlite"]
 INSIDE = {**PACKED, "corpus.sqlite.xz": CORPUS["corpus.sqlite"]}
-MESSAGE = so.post("a loop", "in the loop", "java|rare")
+MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
 XZ = {"corpus.sqlite.xz": lzma.compress}
 LZMA = {"corpus.sqlite.xz": lambda data: lzma.compress(data, lzma.FORMAT_ALONE)}
 NPZ = written(lambda folder: SCHEDULE.save(folder / "schedule.npz"))

@@ -1,6 +1,5 @@
 """Tag prediction on Stack Overflow: reader of the federated SQLite release."""
 
-import json
 import sqlite3
 from array import array
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import numpy as np
 from ccfl_jax.checks import check_seed, check_whole
 from ccfl_jax.data.protos import decode_example
 from ccfl_jax.data.sqlite import decompressed, file_size, open_database
+from ccfl_jax.data.word_counts import read_tag_ids, read_word_ids
 
 # Names this module's draws, so that no other part of a run with the same seed shares them.
 _STREAM = 0x534F5441
@@ -35,8 +35,6 @@ _OF_ALL = (
 )
 _FEATURES = ("title", "tokens", "tags")
 _LARGEST_ROW = 1 << 22
-_LARGEST_LINE = 1 << 10
-_LARGEST_JSON = 1 << 24
 _SMALLEST_ROW = 12  # bytes of an example in the file: numbers that frame it, its split's name
 _PADDING, _UNKNOWN = -1, -2
 
@@ -148,7 +146,7 @@ def load_stackoverflow(
     word_file, tag_file = (
         _find(data_dir, [f"stackoverflow.{name}", name]) for name in ("word_count", "tag_count")
     )
-    words, tags = _word_ids(word_file, vocabulary), _tag_ids(tag_file, num_tags)
+    words, tags = read_word_ids(word_file, vocabulary), read_tag_ids(tag_file, num_tags)
     plain = decompressed(source, Path(cache_dir))
     with open_database(plain, source, _COLUMNS, _LARGEST_ROW) as db:
         train_rows = _draw_train(db, num_clients, min_examples, max_examples, seed)
@@ -172,43 +170,6 @@ def _find(data_dir: str | Path, names: list[str]) -> Path:
     if found is None:
         raise FileNotFoundError(f"Stack Overflow: {data_dir} must hold one of {', '.join(names)}")
     return found
-
-
-def _word_ids(path: Path, vocabulary: int) -> dict[bytes, int]:
-    """The number of each of the first `vocabulary` words."""
-    ids, last = {}, None
-    with path.open("rb") as file:
-        while len(ids) < vocabulary and (line := file.readline(_LARGEST_LINE)):
-            word, count = parts if len(parts := line.split()) == 2 else (b"", b"")
-            legal = count.isdigit() and (last is None or int(count) <= last)
-            if not legal or word in ids:
-                raise ValueError(
-                    f"{path}: found {line[:40]!r} in line {len(ids) + 1}, legal: a new word and a "
-                    "count not above the one before"
-                )
-            ids[word], last = len(ids), int(count)
-    if len(ids) < vocabulary:
-        raise ValueError(
-            f"{path}: found {len(ids)} words, legal: vocabulary, {vocabulary}, or more"
-        )
-    return ids
-
-
-def _tag_ids(path: Path, num_tags: int) -> dict[bytes, int]:
-    """The number of each of the `num_tags` most frequent tags."""
-    if path.stat().st_size > _LARGEST_JSON:
-        raise ValueError(f"{path}: found {path.stat().st_size} bytes, legal: up to {_LARGEST_JSON}")
-    try:
-        counts = json.loads(path.read_bytes())
-        if not isinstance(counts, dict) or any(type(n) is not int for n in counts.values()):
-            raise ValueError("is no JSON object of whole numbers")
-        ordered = sorted(counts, key=lambda tag: (-counts[tag], tag))[:num_tags]
-        ids = {tag.encode(): number for number, tag in enumerate(ordered)}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if len(ids) < num_tags:
-        raise ValueError(f"{path}: found {len(ids)} tags, legal: num_tags, {num_tags}, or more")
-    return ids
 
 
 def _clients(db: sqlite3.Connection, split: str) -> tuple[list[str], np.ndarray]:

@@ -1,0 +1,44 @@
+"""The word and tag counts of the Stack Overflow release: which number each word and tag has."""
+
+import json
+from pathlib import Path
+
+_LARGEST_LINE = 1 << 10
+_LARGEST_JSON = 1 << 24
+
+
+def read_word_ids(path: Path, vocabulary: int) -> dict[bytes, int]:
+    """The number of each of the first `vocabulary` words."""
+    ids, last = {}, None
+    with path.open("rb") as file:
+        while len(ids) < vocabulary and (line := file.readline(_LARGEST_LINE)):
+            word, count = parts if len(parts := line.split()) == 2 else (b"", b"")
+            legal = count.isdigit() and (last is None or int(count) <= last)
+            if not legal or word in ids:
+                raise ValueError(
+                    f"{path}: found {line[:40]!r} in line {len(ids) + 1}, legal: a new word and a "
+                    "count not above the one before"
+                )
+            ids[word], last = len(ids), int(count)
+    if len(ids) < vocabulary:
+        raise ValueError(
+            f"{path}: found {len(ids)} words, legal: vocabulary, {vocabulary}, or more"
+        )
+    return ids
+
+
+def read_tag_ids(path: Path, num_tags: int) -> dict[bytes, int]:
+    """The number of each of the `num_tags` most frequent tags."""
+    if path.stat().st_size > _LARGEST_JSON:
+        raise ValueError(f"{path}: found {path.stat().st_size} bytes, legal: up to {_LARGEST_JSON}")
+    try:
+        counts = json.loads(path.read_bytes())
+        if not isinstance(counts, dict) or any(type(n) is not int for n in counts.values()):
+            raise ValueError("is no JSON object of whole numbers")
+        ordered = sorted(counts, key=lambda tag: (-counts[tag], tag))[:num_tags]
+        ids = {tag.encode(): number for number, tag in enumerate(ordered)}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if len(ids) < num_tags:
+        raise ValueError(f"{path}: found {len(ids)} tags, legal: num_tags, {num_tags}, or more")
+    return ids

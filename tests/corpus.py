@@ -1,0 +1,135 @@
+"""Small corpora in the form of the Stack Overflow release, for the tests of what reads it."""
+
+import contextlib
+import json
+import lzma
+import sqlite3
+import struct
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ccfl_jax.data.stackoverflow import load_stackoverflow
+
+
+def varint(number):
+    number &= 2**64 - 1  # negative numbers in two's complement
+    digits = []
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def field(number, content):
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def feature(values, packed=True):
+    """A Feature: of bytes, of floats or of ints, by the type of its first value."""
+    kind = type(values[0])
+    if kind is bytes:
+        return field(1, b"".join(field(1, value) for value in values))
+    if kind is float:
+        items, number, key = [struct.pack("<f", v) for v in values], 2, b"\x0d"
+    else:
+        items, number, key = [varint(v) for v in values], 3, b"\x08"
+    content = field(1, b"".join(items)) if packed else b"".join(key + item for item in items)
+    return field(number, content)
+
+
+def entry(name, content):
+    return field(1, field(1, name.encode()) + field(2, content))
+
+
+def example(features, packed=True):
+    entries = (entry(name, feature(values, packed)) for name, values in features.items())
+    return field(1, b"".join(entries))
+
+
+def post(title, tokens, tags, **others):
+    texts = {"title": title, "tokens": tokens, "tags": tags, "type": "question", **others}
+    return example({"score": [3], **{name: [text.encode()] for name, text in texts.items()}})
+
+
+WORDS = {"the": 9, "a": 9, "in": 4, "loop": 2, "<URL>": 1}
+TAGS = {"java": 5, "vb . net": 7, "c++": 5, "rare": 1}
+SMALL = {"vocabulary": 5, "num_tags": 3, "max_words": 6}
+# Interleaved, with ids that sort as texts.
+ROWS = [
+    ("train", "10", post("a loop", "in the loop", "java|rare")),
+    ("train", "9", post("the the", "", "vb . net|c++|vb . net")),
+    ("test", "9", post("Loop <URL>", "a\tb  c", "c++")),
+    ("train", "10", post("", "the unknown in unknown", "rare")),
+    ("heldout", "20", post("in", "in", "java")),
+    ("test", "7", post("a", "a", "java")),
+    ("train", "8", post("in in in", "in a the loop a", "java|c++|vb . net")),
+    ("train", "10", post("a", "a", "c++")),
+]
+INDEX = "CREATE INDEX of_client ON examples (split_name, client_id)"
+
+
+def write(folder, rows=ROWS, words=WORDS, tags=TAGS, metadata=None, index=INDEX, name="corpus"):
+    """The three files; returns the database's path."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.sqlite"
+    if metadata is None:
+        counts = Counter((client, split) for split, client, _ in rows)
+        metadata = [(*key, count) for key, count in counts.items()]
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE examples (split_name, client_id, serialized_example_proto)")
+        db.execute("CREATE TABLE client_metadata (client_id, split_name, num_examples)")
+        db.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
+        db.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", metadata)
+        if index:
+            db.execute(index)
+    lines = "".join(f"{word} {count}\n" for word, count in words.items())
+    (folder / "word_count").write_text(lines)
+    (folder / "tag_count").write_text(json.dumps(tags))
+    return path
+
+
+def load(folder, *args, **kwargs):
+    return load_stackoverflow(folder, *args, **{**SMALL, "cache_dir": folder / "cache", **kwargs})
+
+
+def packed(path, suffix):
+    kind = lzma.FORMAT_XZ if suffix == ".xz" else lzma.FORMAT_ALONE
+    target = path.with_name(path.name + suffix)
+    target.write_bytes(lzma.compress(path.read_bytes(), kind))
+    path.unlink()
+    return target
+
+
+def equal(first, second):
+    for one, other in zip(first[:2], second[:2], strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert one[name].dtype == other[name].dtype == np.int32
+            np.testing.assert_array_equal(one[name], other[name])
+    assert first[2] == second[2]
+
+
+def refused(error, message, folder, *args, **kwargs):
+    with pytest.raises(error) as caught:
+        load(folder, *args, **kwargs)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def many(clients=40, seed=0):
+    """Rows of clients with 1 to 5 examples each, in any order; words tell them apart."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for client in range(clients):
+        for split, most in (("train", 6), ("test", 3)):
+            for k in range(rng.integers(1, most)):
+                words = " ".join(f"w{digit}" for digit in f"{client:02d}{k}")
+                rows.append((split, str(client), post(words, f"{split}", f"t{k}|t{client % 7}")))
+    words = {f"w{digit}": 1 for digit in range(10)} | {"train": 1, "test": 1}
+    rows = [rows[k] for k in rng.permutation(len(rows))]
+    return {"rows": rows, "words": words, "tags": {f"t{k}": 1 for k in range(7)}}
+
+
+MANY = {"vocabulary": 12, "num_tags": 7}
