@@ -255,6 +255,8 @@ def load_log(path: str | os.PathLike, schedule: Schedule) -> EventLog | None:
         return None
     try:
         arrays = read_npz(path, [*_LOG_ARRAYS])
+    except OSError as error:
+        raise type(error)(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if not _makes(arrays, schedule):

@@ -1,0 +1,145 @@
+"""Every parser of a command line, fed as `fuzzing` says."""
+
+import contextlib
+import io
+import string
+from pathlib import Path
+
+import pytest
+from absl import flags as absl_flags
+from fuzzing import bounded, fuzz, legal_config, one_line
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import flags, records, reproduce, schedule_flags, sweep_flags
+
+WORDS = """0 -1 1 2 0.5 1e400 1e-320 nan inf -inf 0x10 1_000 true false None , = - -- / ../../x % '
+    cc_fedams cc_fedavg cc_fedsgd digits fashion_mnist stackoverflow synthetic mlp cnn natural iid
+    dirichlet steps epochs none 4294967295 4294967296 2147483647 2147483648 0.1,1 1,1 auto a:1
+    fig1_alpha3 fig3_beta fig9 coarse fine"""
+VALUES = st.one_of(
+    st.sampled_from(WORDS.split()),
+    st.sampled_from(["", " ", "1 2", "a\nb", "\x00", "\ud800", "\x1b[2J", "\uff19", "9" * 5000]),
+    st.text(max_size=6),
+)
+
+
+def plausible(name, known=flags.FLAGS):
+    """A flag as it may well be meant."""
+    domain = known[name].domain
+    if domain.define is absl_flags.DEFINE_boolean:
+        return st.sampled_from([f"--{name}", f"--no{name}"])
+    own = {absl_flags.DEFINE_integer: "0 1 2 3 5", absl_flags.DEFINE_float: "0 0.1 0.5 1 2 1e-3"}
+    values = own.get(domain.define, "a b/c").split()
+    if domain.define is absl_flags.DEFINE_string and domain is not flags.PATH:
+        values = domain.legal.split(", ")
+    return st.sampled_from(values).map(lambda value: f"--{name}={value}")
+
+
+def word(names):
+    flag = st.sampled_from(sorted(names)) | st.text(string.ascii_letters + "_-", max_size=8)
+    return st.one_of(
+        st.builds("--{}={}".format, flag, VALUES),
+        st.builds("{}{}".format, st.sampled_from(["--", "-", "--no", ""]), flag),
+        VALUES,
+    )
+
+
+@st.composite
+def words(draw, names, always):
+    """A command line: first what it needs, then flags that may be meant, and sometimes others."""
+    meant = st.sampled_from(sorted(flags.FLAGS)).flatmap(plausible)
+    made = draw(st.lists(meant, max_size=4)) + draw(st.lists(word(names), max_size=1))
+    return (always if draw(st.integers(0, 5)) else []) + draw(st.permutations(made))
+
+
+@fuzz(1400)
+@given(words(flags.FLAGS, ["--server_lr=1"]))
+def test_any_words_are_a_config_or_refused(argv):
+    try:
+        with bounded():
+            config = flags.parse(["x", *argv])
+    except ValueError as error:
+        one_line(error)
+    else:
+        legal_config(config)
+
+
+def varied(name):
+    pools = {"server": ["cc_fedams", "cc_fedadam"], "seed": ["1", "2", "3"]}
+    values = st.sampled_from(pools.get(name, ["0.1", "0.2", "0.3"]))
+    listed = st.lists(values, min_size=1, max_size=3, unique=True) | st.lists(VALUES, max_size=2)
+    return listed.map(lambda values: f"{name}={','.join(values)}")
+
+
+SWEEP = ["--server_lr=1", "--out_dir=x"]
+NAMES = st.sampled_from(sweep_flags.VARIABLE)
+VARY = st.lists(NAMES, max_size=3, unique=True).flatmap(
+    lambda names: st.tuples(*map(varied, names)).map(" ".join)
+)
+
+
+@fuzz(400)
+@given(VARY | VALUES, st.just(SWEEP) | words(flags.FLAGS, SWEEP))
+def test_any_words_are_a_sweep_or_refused(vary, argv):
+    try:
+        with bounded():
+            sweep = sweep_flags.parse_sweep(["x", f"--vary={vary}", *argv])
+    except ValueError as error:
+        one_line(error)
+    else:
+        assert sweep.trials and sweep.out_dir.strip()
+        for name, config in sweep.trials.items():
+            legal_config(config)
+            assert records._path("x", name).parent == Path("x") / records.TRIALS
+
+
+OF_REPRODUCE = ["rounds", "grid_rounds", "grid", "seeds", "normalise", "out_dir", "help"]
+
+
+@fuzz(120)
+@given(words([*OF_REPRODUCE, *flags.FLAGS], ["fig3_beta", "--grid=coarse"]))
+def test_any_words_are_a_reproduction_or_refused(argv):
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), bounded():
+        patch.setattr(reproduce, "_run", lambda *_: 0)
+        try:
+            code = reproduce.main(["reproduce", *argv])
+        except SystemExit as asked:  # --help
+            assert asked.code == 0
+            return
+    assert code in (0, 2) and len(said.getvalue().splitlines()) == (1 if code else 0)
+
+
+OF_SCHEDULE = schedule_flags._OWN
+LAW = st.sampled_from(["constant(2)", "log_normal(0,1)", "pareto", "uniform( 1 ,2)"])
+MODEL = st.sampled_from(["always", "diurnal", "cyclic(9,1e-3)", "csv(a b)", "label(5)"])
+NONSENSE = st.text("(),.0123456789 ab=", max_size=12)
+SECONDS = st.sampled_from(["step", "download", "upload", "task", "extra"])
+SCHEDULE_WORDS = st.builds(
+    lambda *parts: [word for part in parts for word in part],
+    st.sampled_from([["--file=a.npz", "--dataset=digits", "--model=mlp"]] * 5 + [["--show=a.npz"]]),
+    st.lists(st.builds("--{}={}".format, SECONDS, LAW), max_size=2),
+    st.lists(MODEL.map("--availability={}".format), max_size=1),
+    st.lists(st.builds("--{}={}".format, SECONDS | st.just("availability"), NONSENSE), max_size=1),
+    st.lists(st.sampled_from(sorted(OF_SCHEDULE)), max_size=2).flatmap(
+        lambda names: st.tuples(*(plausible(name, OF_SCHEDULE) for name in names))
+    ),
+    st.just([]) | words(flags.FLAGS, []),
+)
+
+
+@fuzz(400)
+@given(SCHEDULE_WORDS)
+def test_any_words_are_a_schedule_or_refused(argv):
+    try:
+        with bounded():
+            asked = schedule_flags.parse_schedule(["x", *argv])
+    except ValueError as error:
+        one_line(error)
+        return
+    assert asked.file.suffix == ".npz" and (asked.config is None) == asked.show
+    if not asked.show:
+        legal_config(asked.config)
+    for name, value in asked.options.items():
+        assert value is None or OF_SCHEDULE[name].domain.holds(value)
