@@ -39,3 +39,24 @@ def x64():
     """The test runs with 64-bit JAX."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run of six rounds with an evaluation every second one: its folder and rows."""
+    from experiments import train
+    from runs import config_of
+
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    path, rows = train.run(config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}"))
+    assert path == folder
+    return folder, rows
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """The same run, prepared only."""
+    from experiments import job
+    from runs import config_of
+
+    return job.prepare(config_of(f"--out_dir={tmp_path_factory.mktemp('runs') / 'ready'}"))

@@ -8,6 +8,7 @@ import pytest
 import ccfl_jax as ccfl
 from ccfl_jax import record
 from experiments import flags, job, sweep, train
+from runs import config_of, main
 
 _CLOCKS = ("seconds", "compile_seconds")
 _BASE = [
@@ -153,3 +154,42 @@ def test_the_run_keeps_what_its_schedule_was_made_for(tmp_path):
     job.close(prepared)
     saved = ccfl.Schedule.load(tmp_path / "run" / record.SCHEDULE)
     assert (saved.num_clients, saved.work_unit) == (12, "steps")
+
+
+def test_a_file_replays_a_run(straight, tmp_path):
+    file = straight[0] / record.SCHEDULE
+    args = ["--rounds=4", "--seed=5", f"--schedule_file={file}", f"--out_dir={tmp_path / 'a'}"]
+    replayed = job.prepare(config_of(*args)).schedule
+    for ours, theirs in zip(replayed[:4], ccfl.Schedule.load(file)[:4], strict=True):
+        np.testing.assert_array_equal(ours, theirs[:4])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--rounds=7"], "--rounds: found 7, legal: 1 to 6, as in"),
+        (["--buffer_size=4"], "--buffer_size: found 4, legal: 3, as in"),
+        (["--max_delay=1"], "--max_delay: found 1, legal: at least 2, as in"),
+        (["--randomness=1"], "--local_epochs * randomness: found 1, legal: at least 2, as in"),
+        (["--num_clients=4"], "--num_clients: found 4, legal: 12, as in"),
+    ],
+)
+def test_a_file_that_does_not_fit(tmp_path, capsys, args, message):
+    schedule = ccfl.random_schedule(0, 6, 12, 3, 2, 1)
+    schedule.client[0, 0], schedule.staleness[5, 0], schedule.work[0, 0] = 11, 2, 2
+    schedule.save(tmp_path / "s.npz")
+    assert main("--rounds=6", f"--schedule_file={tmp_path / 's.npz'}", *args) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), (b"", "not a readable npz"), (b"PK\x03\x04", "not a readable npz")],
+)
+def test_a_file_that_is_none(tmp_path, capsys, content, message):
+    file = tmp_path / "s.npz"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(f"--schedule_file={file}") == 2
+    error = capsys.readouterr().err
+    assert message in error and "s.npz" in error and len(error.splitlines()) == 1

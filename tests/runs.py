@@ -1,0 +1,58 @@
+"""Small runs of `experiments.train`, for the tests of the command and of what goes on later."""
+
+import json
+import shutil
+from pathlib import Path
+
+from ccfl_jax import checkpoints, record
+from experiments import flags, train
+
+_BASE = [
+    "--dataset=digits",
+    "--model=logistic",
+    "--num_clients=12",
+    "--buffer_size=3",
+    "--max_delay=2",
+    "--local_epochs=1",
+    "--server_lr=0.1",
+    "--devices=1",
+    "--compilation_cache=off",
+    "--noprogress",
+]
+_CLOCKS = ("seconds", "compile_seconds")
+
+
+def config_of(*args):
+    return flags.parse(["train", *_BASE, *args])
+
+
+def main(*args):
+    return train.main(["train", *_BASE, *args])
+
+
+def rows_of(folder):
+    def refuse(name):
+        raise AssertionError(name)
+
+    lines = (Path(folder) / record.METRICS).read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
+def without_clocks(rows):
+    return [{name: v for name, v in row.items() if name not in _CLOCKS} for row in rows]
+
+
+def restored(folder, like):
+    kept = checkpoints.open_checkpoints(folder)
+    saved, _ = checkpoints.restore(kept, like)
+    checkpoints.close(kept)
+    return saved.state
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def copied(folder, target):
+    shutil.copytree(folder, target)
+    return target
