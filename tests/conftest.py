@@ -44,8 +44,9 @@ def x64():
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run of six rounds with an evaluation every second one: its folder and rows."""
+    from small_runs import config_of
+
     from experiments import train
-    from runs import config_of
 
     folder = tmp_path_factory.mktemp("runs") / "straight"
     path, rows = train.run(config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}"))
@@ -56,7 +57,8 @@ def straight(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory):
     """The same run, prepared only."""
+    from small_runs import config_of
+
     from experiments import job
-    from runs import config_of
 
     return job.prepare(config_of(f"--out_dir={tmp_path_factory.mktemp('runs') / 'ready'}"))

@@ -6,10 +6,10 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from small_runs import contents, copied, main, restored, rows_of, without_clocks
 
 import ccfl_jax as ccfl
 from ccfl_jax import checkpoints, config_file, record
-from runs import contents, copied, main, restored, rows_of, without_clocks
 
 
 def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, ready, tmp_path, capsys):

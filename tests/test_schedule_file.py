@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from small_runs import config_of, main
 
 import ccfl_jax as ccfl
 from ccfl_jax import record
 from experiments import flags, job, sweep, train
-from runs import config_of, main
 
 _CLOCKS = ("seconds", "compile_seconds")
 _BASE = [

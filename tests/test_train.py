@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from small_runs import config_of, main, restored, rows_of, without_clocks
 
 import ccfl_jax as ccfl
 from ccfl_jax import config_file, record
 from ccfl_jax.stream import cut
 from experiments import build, cadence, devices, flags, job, loop
-from runs import config_of, main, restored, rows_of, without_clocks
 
 
 def test_folder_of_a_run(straight):
