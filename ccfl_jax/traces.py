@@ -112,8 +112,12 @@ def read_fedscale_capacity(path: str | os.PathLike, batch_size: int, model_bytes
                 raise ValueError(
                     f"{key} of client {wrong[0]}: found {array[wrong[0]]}, legal: above 0, finite"
                 )
-    seconds = 8.0 * model_bytes / 1000.0 / communication
-    return Devices(3.0 * batch_size * computation / 1000.0, seconds, seconds.copy())
+        with np.errstate(over="ignore"):  # the check refuses what is no number
+            step = 3.0 * batch_size * computation / 1000.0
+            seconds = 8.0 * model_bytes / 1000.0 / communication
+        devices = Devices(step, seconds, seconds.copy())
+        devices.check()
+    return devices
 
 
 def read_flash(path: str | os.PathLike) -> Windows:

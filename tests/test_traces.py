@@ -229,6 +229,9 @@ def test_a_fedscale_file_that_says_something_else(tmp_path, data, message):
         ({"computation": 0, "communication": 1}, "computation of client 0: found 0.0, legal: ab"),
         ({"computation": 1, "communication": -2.0}, "communication of client 0: found -2.0, leg"),
         ({"computation": float("inf"), "communication": 1}, "computation of client 0: found inf"),
+        # Too slow for a float64 of seconds.
+        ({"computation": 1, "communication": 5e-324}, "download: found inf, legal: finite numb"),
+        ({"computation": 1.7e308, "communication": 1}, "step: found inf, legal: finite numbers"),
     ],
 )
 def test_capacities_that_are_none(tmp_path, device, message):
