@@ -50,5 +50,5 @@ def read(
             raise ValueError(f"{name}: found on the command line, legal: flags of --help{hint}")
     asked, rest = parser.parse_known_args(argv[1:])
     if rest and not others:
-        raise ValueError(f"leftover word: found {rest[0]!r}, legal: what --help says")
+        raise ValueError(f"leftover word: found {rest[0]!r:.300}, legal: what --help says")
     return asked, rest

@@ -20,6 +20,7 @@ DATASETS = tuple(MODELS)
 PARTITIONS = ("iid", "dirichlet", "dirichlet_client", "natural")
 DTYPES = ("float32", "bfloat16")
 NORMALISATIONS = ("steps", "epochs", "none")
+_LONGEST_NAME = 100
 _FLOAT32_MAX = 3.4e38
 
 
@@ -233,7 +234,7 @@ def check_domains(values: dict[str, object], given: set[str], table: dict[str, F
         domain = table[name].domain
         if (name in given or value is not None) and not domain.holds(value):
             raise ValueError(
-                f"--{name}: found {value!r}, legal: {domain.legal}{_nearest(domain, value)}"
+                f"--{name}: found {value!r:.300}, legal: {domain.legal}{_nearest(domain, value)}"
             )
 
 
@@ -271,14 +272,27 @@ def read(argv: list[str], table: dict[str, Flag]) -> tuple[dict[str, object], se
         args = values.read_flags_from_files(argv[1:])
         if any(arg.lstrip("-").split("=")[0] == "undefok" for arg in args):
             raise ValueError("--undefok: found on the command line, legal: only flags that exist")
+        _check_lengths(args)
         leftover = values([argv[0], *args])[1:]
     except flags.Error as error:
         raise ValueError(_one_line(error, table)) from None
     if leftover:
         hint = "; switches are written --resume or --noresume" if "alse" in leftover[0] else ""
-        raise ValueError(f"leftover word: found {leftover[0]!r}, legal: only --flag=value{hint}")
+        raise ValueError(
+            f"leftover word: found {leftover[0]!r:.300}, legal: only --flag=value{hint}"
+        )
     given = {name for name in table if values[name].present}
     return {name: values[name].value for name in table}, given
+
+
+def _check_lengths(args: list[str]) -> None:
+    """Refuses what absl would look for the nearest flag of, a call deep for each letter."""
+    for arg in args:
+        name = arg.partition("=")[0]
+        if arg.startswith("-") and len(name) > _LONGEST_NAME:
+            raise ValueError(
+                f"flag: found one of {len(name)} letters, {name[:40]!r}..., legal: those of --help"
+            )
 
 
 def _one_line(error: flags.Error, table: dict[str, Flag]) -> str:
@@ -286,7 +300,7 @@ def _one_line(error: flags.Error, table: dict[str, Flag]) -> str:
     illegal = re.match(r"flag --(\w+)=(.*?): ", text)
     if illegal:
         name, value = illegal.groups()
-        return f"--{name}: found {value!r}, legal: {table[name].domain.legal}"
+        return f"--{name}: found {value!r:.300}, legal: {table[name].domain.legal}"
     return text
 
 

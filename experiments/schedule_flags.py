@@ -211,7 +211,7 @@ def _shown(values: dict[str, object], given: set[str]) -> Asked:
 def _npz(name: str, text: str) -> Path:
     path = Path(text)
     if path.suffix != ".npz" or path.stem.endswith(".log"):
-        raise ValueError(f"--{name}: found {text!r}, legal: NAME.npz, other than NAME.log.npz")
+        raise ValueError(f"--{name}: found {text!r:.300}, legal: NAME.npz, other than NAME.log.npz")
     return path
 
 

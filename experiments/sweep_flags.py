@@ -75,7 +75,7 @@ def _combinations(vary: str) -> list[tuple[tuple[str, str], ...]]:
         values = listed.split(",")
         if name not in VARIABLE or not all(values) or len({*values}) < len(values) or name in axes:
             raise ValueError(
-                f"--vary: found {word!r}, legal: NAME=VALUE,VALUE,... once for a name, with "
+                f"--vary: found {word!r:.300}, legal: NAME=VALUE,VALUE,... once for a name, with "
                 f"different values, NAME one of {', '.join(VARIABLE)}"
             )
         axes[name] = [(name, value) for value in values]

@@ -204,6 +204,9 @@ def test_value_outside_its_domain(name, value, found, legal):
         (["--resume"], ["--resume", "--out_dir"]),
         (["--resume", "False"], ["leftover word", "'False'", "--noresume"]),
         (["--out_dir=a", "b"], ["leftover word", "'b'"]),
+        (["b" * 9000], ["leftover word: found 'bbb", "bbb, legal: only --flag=value"]),
+        # The nearest flag is looked for a call deep for each letter.
+        (["--" + "b" * 5998 + "=1"], ["found one of 6000 letters, '--bbb"]),
         (["--seeds=0,", "1"], ["seeds", "Did you mean: seed"]),
         (["--sever_lr=1"], ["sever_lr", "server_lr"]),
         (["--undefok=x", "--x=1"], ["undefok"]),
