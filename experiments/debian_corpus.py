@@ -124,7 +124,7 @@ def read_examples(files: Iterable[Path]) -> list[Example]:
     for name, record in sorted(packages.items()):
         maintainer = record.get("Original-Maintainer") or record.get("Maintainer")
         if not maintainer:
-            raise ValueError(f"package {name!r}: found no field Maintainer, legal: one")
+            raise ValueError(f"package {name!r:.100}: found no field Maintainer, legal: one")
         client = clients.setdefault(maintainer, len(clients))
         split = "test" if seen[client] % 5 == 4 else "train"
         seen[client] += 1
@@ -231,7 +231,9 @@ def _field(number: int, content: bytes) -> bytes:
 def _tags(package: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(re.fullmatch(r"[^\s|{}]+", name) for name in names):
-        raise ValueError(f"package {package!r}: found Tag {text!r}, legal: names and commas")
+        raise ValueError(
+            f"package {package!r:.100}: found Tag {text!r:.300}, legal: names and commas"
+        )
     return names
 
 
