@@ -1,6 +1,9 @@
 """Refusals that many rooms need, in the form of the house."""
 
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -45,6 +48,17 @@ def check_number(
         f" and <= {most:g}" if most < math.inf else ""
     )
     raise ValueError(f"{name}: found {value!r}, legal: a finite number{bounds}")
+
+
+@contextmanager
+def naming(place: str | os.PathLike) -> Iterator[None]:
+    """Puts the file in front of what is said of it, in a line; a number too large is a value."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(f"{os.fspath(place)}: {error.strerror or error}") from None
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{os.fspath(place)}: {one_line(str(error))}") from None
 
 
 def one_line(text: str, most: int = 300) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.tree_util import register_pytree_node
 
 from ccfl_jax import plan
-from ccfl_jax.checks import check_whole
+from ccfl_jax.checks import check_whole, naming
 from ccfl_jax.folder import write_whole
 from ccfl_jax.npz import read_npz
 
@@ -120,15 +120,10 @@ class Schedule(NamedTuple):
             OSError: if there is no such file, or it cannot be read.
             ValueError: if it is not such a file, or its arrays do not fit together.
         """
-        place = f"schedule file {os.fspath(path)}"
-        try:
+        with naming(f"schedule file {os.fspath(path)}"):
             arrays = read_npz(path, [*_FIELDS], ["time", "num_clients", "epochs"])
             scalars = _scalars(arrays.pop("num_clients", None), arrays.pop("epochs", None))
             Schedule(**arrays, **scalars).check()
-        except OSError as error:
-            raise type(error)(f"{place}: {error.strerror or error}") from None
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
         dtypes = {**_FIELDS, "time": np.float64}
         arrays = {name: a.astype(dtypes[name]) for name, a in arrays.items()}
         return Schedule(**arrays, **scalars)

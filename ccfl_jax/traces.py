@@ -11,13 +11,12 @@ the file for one that is not as described.
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from ccfl_jax.checks import check_number, check_whole, one_line
+from ccfl_jax.checks import check_number, check_whole, naming
 from ccfl_jax.folder import as_json
 from ccfl_jax.npz import read_npz
 from ccfl_jax.pickles import read_plain
@@ -51,7 +50,7 @@ def read_fedscale_availability(path: str | os.PathLike) -> Windows:
     devices, made of FLASH's traces. Departures: a window is half-open, where FedScale counts the
     moment inactive[k] in; so a window with active[k] = inactive[k] is none.
     """
-    with _naming(path):
+    with naming(path):
         client, start, stop, period = [], [], [], []
         for name, device in _devices(path):
             active, inactive = (
@@ -99,7 +98,7 @@ def read_fedscale_capacity(path: str | os.PathLike, batch_size: int, model_bytes
     """
     check_whole("batch_size", batch_size, 1)
     check_number("model_bytes", model_bytes)
-    with _naming(path):
+    with naming(path):
         keys = ("computation", "communication")
         rows = [
             _numbers(name, " and ".join(keys), [device.get(key) for key in keys])
@@ -136,7 +135,7 @@ def read_flash(path: str | os.PathLike) -> Windows:
     last message); a phone that is ready at its last message is so until then (there that window is
     dropped); 5g is no wifi (there it is no state).
     """
-    with _naming(path):
+    with naming(path):
         users = as_json(_read(path, _LARGEST_TEXT), "text")
         if not isinstance(users, dict) or not users:
             raise ValueError(f"users: found {_kind(users)}, legal: an object, user id -> messages")
@@ -155,7 +154,7 @@ def read_windows_csv(path: str | os.PathLike) -> Windows:
     the same in all lines of a client. Clients are 0..n-1 and each has a line; one with start = stop
     is no window, so that a client can have none.
     """
-    with _naming(path):
+    with naming(path):
         header, *lines = _read(path, _LARGEST_TEXT).decode().splitlines() or [""]
         if header != ",".join(Windows._fields) or not lines:
             raise ValueError(
@@ -172,22 +171,12 @@ def read_windows_csv(path: str | os.PathLike) -> Windows:
 
 def read_windows_npz(path: str | os.PathLike) -> Windows:
     """Our own format as npz: arrays client, start, stop and period [lines], as in the CSV."""
-    with _naming(path):
+    with naming(path):
         arrays = read_npz(path, Windows._fields)
         shapes = {array.shape for array in arrays.values()}
         if len(shapes) > 1 or any(array.ndim != 1 or not array.size for array in arrays.values()):
             raise ValueError(f"arrays: found shapes {sorted(shapes)}, legal: [lines], all the same")
         return _from_rows(*(arrays[name] for name in Windows._fields))
-
-
-@contextmanager
-def _naming(path: str | os.PathLike) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise type(error)(f"{os.fspath(path)}: {error.strerror or error}") from None
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{os.fspath(path)}: {one_line(str(error))}") from None
 
 
 def _read(path: str | os.PathLike, most: int) -> bytes:

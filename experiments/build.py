@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 import ccfl_jax as ccfl
+from ccfl_jax import record
 from ccfl_jax import server as servers
 from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.data.images import CHANNELS, prepare_images
@@ -208,8 +209,7 @@ def first_state(
 
 def _check_history(config: Config, task: ccfl.Task, models: int) -> None:
     """Refuses a history larger than a device, which XLA may wait for without an end."""
-    shapes = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
-    model = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+    model = record.model_bytes(jax.eval_shape(task.init, jax.random.key(0)))
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host)
     if models * model <= room:

@@ -116,10 +116,7 @@ def at_once(program: Program, memory: float | None) -> tuple[int, int, float | N
     config, device = program.config, program.ground.mesh.devices.flat[0]
     first = partial(build.first_state, config, program.ground.task, program.models)
     state = jax.eval_shape(first, build.rates(config), jax.random.key(0))._replace(key=())
-    held, model = (
-        sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
-        for part in (state, state.params)
-    )
+    held, model = record.model_bytes(state), record.model_bytes(state.params)
     parameters = sum(a.size for a in jax.tree.leaves(state.params))
     lanes = config.lanes or layout.lanes(device.platform, parameters, config.buffer_size, 1)
     nbytes = 2 * held + 4 * model * min(lanes, config.buffer_size)

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from ccfl_jax import availability as models
-from ccfl_jax import clock, speed, traces
+from ccfl_jax import clock, record, speed, traces
 from ccfl_jax.availability import Availability
+from ccfl_jax.checks import naming
 from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.draws import Work
 from ccfl_jax.event_log import FATES, USED, EventLog, made_schedule
@@ -100,8 +101,7 @@ def make(asked: Asked) -> Made:
 
 def _model_bytes(config: Config, train: dict[str, np.ndarray]) -> int:
     task = build.task(config.dataset, config.model, config.compute_dtype, train)
-    shapes = jax.tree.leaves(jax.eval_shape(lambda: task.init(jax.random.key(0))))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+    return record.model_bytes(jax.eval_shape(task.init, jax.random.key(0)))
 
 
 def _cohorts(
@@ -253,12 +253,8 @@ def load_log(path: str | os.PathLike, schedule: Schedule) -> EventLog | None:
     """
     if not Path(path).exists():
         return None
-    try:
+    with naming(path):
         arrays = read_npz(path, [*_LOG_ARRAYS])
-    except OSError as error:
-        raise type(error)(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     if not _makes(arrays, schedule):
         raise ValueError(f"{path}: found tasks of another schedule, legal: those it came with")
     whole = {name: arrays[name].astype(dtype) for name, dtype in _LOG_ARRAYS.items()}

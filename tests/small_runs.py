@@ -7,18 +7,15 @@ from pathlib import Path
 from ccfl_jax import checkpoints, record
 from experiments import flags, train
 
-_BASE = [
+SMALL = [
     "--dataset=digits",
     "--model=logistic",
     "--num_clients=12",
     "--buffer_size=3",
     "--max_delay=2",
     "--local_epochs=1",
-    "--server_lr=0.1",
-    "--devices=1",
-    "--compilation_cache=off",
-    "--noprogress",
 ]
+_BASE = [*SMALL, "--server_lr=0.1", "--devices=1", "--compilation_cache=off", "--noprogress"]
 _CLOCKS = ("seconds", "compile_seconds")
 
 

@@ -16,24 +16,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from small_runs import SMALL, without_clocks
 
 from ccfl_jax import checkpoints, config_file, record
 from experiments import flags, job
 
 _ROOT = Path(__file__).parents[1]
-_CLOCKS = ("seconds", "compile_seconds")
 # Without what other tests have set: how a product is split over threads decides its last bit.
 _ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
-_ARGS = [
-    "--dataset=digits",
-    "--model=logistic",
-    "--num_clients=12",
-    "--buffer_size=3",
-    "--max_delay=2",
-    "--local_epochs=1",
-    "--server_lr=0.1",
-    "--devices=1",
-]
+_ARGS = [*SMALL, "--server_lr=0.1", "--devices=1"]
 
 
 def _start(module, folder, cache, *args):
@@ -55,10 +46,7 @@ def _finish(process):
 
 
 def _rows(folder):
-    return [
-        {name: value for name, value in row.items() if name not in _CLOCKS}
-        for row in record.read_rows(folder)
-    ]
+    return without_clocks(record.read_rows(folder))
 
 
 def _state(folder, like):
@@ -232,7 +220,7 @@ def _trials(folder):
     found = {}
     for path in sorted((folder / "trials").glob("*.json")):
         one = json.loads(path.read_text())
-        one["rows"] = [{n: v for n, v in row.items() if n not in _CLOCKS} for row in one["rows"]]
+        one["rows"] = without_clocks(one["rows"])
         found[path.name] = {**one, "config": None}
     return found
 

@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from small_runs import config_of, main
+from small_runs import config_of, main, without_clocks
 
 import ccfl_jax as ccfl
 from ccfl_jax import record
 from experiments import flags, job, sweep, train
 
-_CLOCKS = ("seconds", "compile_seconds")
 _BASE = [
     "--dataset=digits",
     "--model=logistic",
@@ -28,8 +27,7 @@ def run(folder, *args):
 
 
 def rows(folder):
-    found = record.read_rows(folder)
-    return [{name: v for name, v in row.items() if name not in _CLOCKS} for row in found]
+    return without_clocks(record.read_rows(folder))
 
 
 def late(seed=0, rounds=12):

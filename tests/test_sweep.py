@@ -7,24 +7,14 @@ import math
 import shutil
 
 import pytest
+from small_runs import SMALL
 
 import ccfl_jax as ccfl
 from experiments import build, devices, flags, group, records, sweep, train
 from experiments.sweep_flags import parse_sweep
 
 _HUNDRED = ",".join(map(str, range(100)))
-_BASE = [
-    "--dataset=digits",
-    "--model=logistic",
-    "--num_clients=12",
-    "--buffer_size=3",
-    "--max_delay=2",
-    "--local_epochs=1",
-    "--rounds=6",
-    "--eval_every=2",
-    "--devices=2",
-    "--compilation_cache=off",
-]
+_BASE = [*SMALL, "--rounds=6", "--eval_every=2", "--devices=2", "--compilation_cache=off"]
 _VARY = "--vary=server=cc_fedsgd,cc_fedams server_lr=0.1,1,1e20 seed=0,1"
 
 
