@@ -50,6 +50,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from ccfl_jax.data.tf_example import encode_example
 from experiments import arguments
 
 LISTS = Path("/var/lib/apt/lists")
@@ -209,23 +210,7 @@ def _message(example: Example) -> bytes:
         "tokens": " ".join(example.body),
         "type": "question",
     }
-    features = {name: _field(1, _field(1, text.encode())) for name, text in texts.items()}
-    features["score"] = _field(3, _field(1, b"\0"))  # a list of one packed integer, 0
-    entries = (
-        _field(1, _field(1, name.encode()) + _field(2, feature))
-        for name, feature in sorted(features.items())
-    )
-    return _field(1, b"".join(entries))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field of a protocol buffer message."""
-    length, head = len(content), bytearray([number << 3 | 2])
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + content
+    return encode_example({"score": [0], **{name: [text.encode()] for name, text in texts.items()}})
 
 
 def _tags(package: str, text: str) -> list[str]:

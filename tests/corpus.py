@@ -4,53 +4,18 @@ import contextlib
 import json
 import lzma
 import sqlite3
-import struct
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from ccfl_jax.data.stackoverflow import load_stackoverflow
-
-
-def varint(number):
-    number &= 2**64 - 1  # negative numbers in two's complement
-    digits = []
-    while number > 127:
-        digits.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*digits, number])
-
-
-def field(number, content):
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def feature(values, packed=True):
-    """A Feature: of bytes, of floats or of ints, by the type of its first value."""
-    kind = type(values[0])
-    if kind is bytes:
-        return field(1, b"".join(field(1, value) for value in values))
-    if kind is float:
-        items, number, key = [struct.pack("<f", v) for v in values], 2, b"\x0d"
-    else:
-        items, number, key = [varint(v) for v in values], 3, b"\x08"
-    content = field(1, b"".join(items)) if packed else b"".join(key + item for item in items)
-    return field(number, content)
-
-
-def entry(name, content):
-    return field(1, field(1, name.encode()) + field(2, content))
-
-
-def example(features, packed=True):
-    entries = (entry(name, feature(values, packed)) for name, values in features.items())
-    return field(1, b"".join(entries))
+from ccfl_jax.data.tf_example import encode_example
 
 
 def post(title, tokens, tags, **others):
     texts = {"title": title, "tokens": tokens, "tags": tags, "type": "question", **others}
-    return example({"score": [3], **{name: [text.encode()] for name, text in texts.items()}})
+    return encode_example({"score": [3], **{name: [text.encode()] for name, text in texts.items()}})
 
 
 WORDS = {"the": 9, "a": 9, "in": 4, "loop": 2, "<URL>": 1}

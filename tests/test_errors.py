@@ -202,7 +202,7 @@ def messages():
 # What is wrong inside a file: its reader puts the name of the file in front, and what would be
 # legal is the format.
 INSIDE_A_FILE = {
-    *("idx._parse", "protos._floats", "protos._fields", "protos._varint", "folder._no_constant"),
+    *("idx._parse", "folder._no_constant"),
     *("sqlite._copy_database", "sqlite._database_size", "sqlite._check_tables"),
     *("sqlite.open_database", "npz._check_members", "npz._read_npy"),
     *("stackoverflow.load_stackoverflow", "stackoverflow._draw_train", "word_counts.read_tag_ids"),

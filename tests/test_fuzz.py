@@ -24,7 +24,6 @@ from fuzzing import Reader, check_reader, legal_config, written
 
 from ccfl_jax import Schedule, config_file, record
 from ccfl_jax import data as fd
-from ccfl_jax.data.protos import decode_example
 from experiments import debian_corpus, flags, paper, plot, records, table
 
 # What is legal, and what is promised.
@@ -80,15 +79,6 @@ def behind_header(pages):
     count = max(1, -(-(len(pages) + 100) // size))
     head[28:32] = count.to_bytes(4, "big")
     return (bytes(head) + pages).ljust(count * size, b"\0")
-
-
-def read_message(folder):
-    for name, values in decode_example((folder / "message").read_bytes()).items():
-        assert isinstance(name, str)
-        if isinstance(values, list):
-            assert all(isinstance(value, bytes) for value in values)
-        else:
-            assert values.ndim == 1 and values.dtype in (np.float32, np.int64)
 
 
 SCHEDULE = Schedule(
@@ -275,7 +265,6 @@ READERS = {
     "example in SQLite": Reader(
         {**CORPUS, "corpus.sqlite": MESSAGE}, read_stackoverflow(), {"corpus.sqlite": database_of}
     ),
-    "example": Reader({"message": MESSAGE}, read_message, named="nothing", examples=800),
     "schedule": Reader(NPZ, read_schedule, examples=800),
     **{
         f"schedule's {name}": Reader(

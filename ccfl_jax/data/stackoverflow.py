@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ccfl_jax.checks import check_seed, check_whole
-from ccfl_jax.data.protos import decode_example
 from ccfl_jax.data.sqlite import decompressed, file_size, open_database
+from ccfl_jax.data.tf_example import decode_example
 from ccfl_jax.data.word_counts import read_tag_ids, read_word_ids
 
 # Names this module's draws, so that no other part of a run with the same seed shares them.
@@ -313,8 +313,8 @@ def _text_and_tags(message: object) -> tuple[list[bytes], list[bytes]]:
         raise ValueError(f"found an example of the type {type(message).__name__}, legal: a blob")
     features = decode_example(message, _FEATURES)
     for name in _FEATURES:
-        values = features.get(name)
-        if not isinstance(values, list) or len(values) != 1:
+        values = features.get(name, [])
+        if len(values) != 1 or not isinstance(values[0], bytes):
             raise ValueError(f"an example has not just one text {name}")
     title, body, tags = (features[name][0] for name in _FEATURES)
     return title.split() + body.split(), tags.split(b"|")
