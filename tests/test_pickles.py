@@ -1,28 +1,26 @@
 """Pickles: plain data is read as it was, and nothing else, whatever it would run or ask for."""
 
 import os
-import pickletools
 import struct
-from io import BytesIO
-from pickle import dumps
+from pickle import dumps  # noqa: S403, which only writes
 
 import numpy as np
 import pytest
+from fuzzing import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccfl_jax import pickles
+from ccfl_jax.pickles import read_plain
 
 DEVICE = {"duration": 5, "inactive": [4, 9], "finish_time": 10.5, "active": [1, 7], "model": "a"}
 
 
 def refusal(data):
     """What is said of such bytes, in one line."""
-    with pytest.raises(ValueError) as refused:
-        pickles.read_plain(data)
+    with pytest.raises(ValueError) as refused, bounded():
+        read_plain(data)
     text = str(refused.value)
     assert text.startswith("pickle: found ") and "\n" not in text and len(text) < 1000
-    assert ", legal: dicts, lists, strings and numbers, as Python writes them in " in text
     return text.removeprefix("pickle: found ")
 
 
@@ -33,10 +31,23 @@ plain = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(), plain), st.integers(2, 5))
+@given(plain, st.integers(0, 5))
 def test_plain_data_is_read_as_it_was(value, protocol):
-    whole = {"a": [0.5] * 99, "b": value}  # a file is not of empty lists alone
-    assert repr(pickles.read_plain(dumps(whole, protocol))) == repr(whole)  # a bool stays one
+    assert repr(read_plain(dumps(value, protocol))) == repr(value)  # a bool stays one
+
+
+def test_a_part_in_several_places_is_looked_at_once():
+    """Ten of ten, thirty deep, would be 10^30 to look at; a list in itself has no end."""
+    value = DEVICE
+    for _ in range(30):
+        value = [value] * 10
+    with bounded():
+        found = read_plain(dumps(value))
+    assert found[0] is found[9]
+    value.append(value)
+    with bounded():
+        found = read_plain(dumps(value))
+    assert found[10] is found
 
 
 class Harm:
@@ -47,20 +58,14 @@ class Harm:
         return self.reduced
 
 
+OTHERS = [np.float64(1.0), np.arange(3), {1, 2}, complex(1, 2), b"bytes", bytearray(3), (1, 2)]
+
+
 def harmful(marker):
-    """Pickles that would run something, or reach for a name or an object outside of them."""
+    """Pickles that would run something, or hold or name an object of another kind."""
     run = f"open({os.fspath(marker)!r}, 'w')"
     objects = [Harm(os.system, f"touch {marker}"), Harm(eval, run), Harm(getattr, "", "join"), Harm]
-    objects += [
-        np.float64(1.0),
-        np.arange(3),
-        {1, 2},
-        complex(1, 2),
-        b"bytes",
-        bytearray(3),
-        (1, 2),
-    ]
-    for thing in objects:
+    for thing in (*objects, *OTHERS):
         for value in (thing, {"a": thing}, {"a": {**DEVICE, "active": [thing]}}):
             yield from (dumps(value, protocol) for protocol in range(6))
     yield from (
@@ -79,14 +84,25 @@ def test_what_would_run_something_is_refused(tmp_path):
     assert len(said) > 200 and not marker.exists()
 
 
-def test_behind_the_opcodes_nothing_is_looked_up_either(tmp_path):
-    """The unpickler on its own: names and objects from outside are refused by it as well."""
-    for data in harmful(tmp_path / "marker"):
-        names = {op.name for op, _, _ in pickletools.genops(data)}
-        if names & {"GLOBAL", "STACK_GLOBAL", "INST", "PERSID", "BINPERSID"}:
-            with pytest.raises(pickles.UnpicklingError, match="^it names "):
-                pickles._PlainUnpickler(BytesIO(data)).load()
-    assert not (tmp_path / "marker").exists()
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", "Ran out of input, legal: dicts, lists, strings and numbers"),
+        (b"text", "could not find MARK, "),
+        (dumps(os.system), "the name posix.system, "),
+        (b"\x80\x02}Q.", "a name of an object outside of it, "),
+        (dumps({"a": [(1, 2)]}), "a tuple, "),
+    ],
+)
+def test_what_is_said(data, found):
+    assert refusal(data).startswith(found)
+
+
+def test_cut_pickles_are_refused():
+    for protocol in range(6):
+        data = dumps({1: DEVICE}, protocol)
+        for end in range(len(data)):
+            refusal(data[:end])
 
 
 def huge():
@@ -96,27 +112,10 @@ def huge():
         yield b"\x80\x05" + code + struct.pack(width, 2 ** (8 * struct.calcsize(width) - 1) - 1)
         yield b"\x80\x05" + code + struct.pack(width, 10**8) + b"a."
     yield b"\x80\x05\x95" + struct.pack("<Q", 2**63 - 1) + b"}."
-    yield b"\x80\x02}p4294967295\n."
+    yield b"\x80\x02}r\xff\xff\xff\xff."
     yield b"\x80\x02" + b"(" * 100_000 + b"."
-    yield b"\x80\x02" + b"(l" * 10_000 + b"."
-    yield b"\x80\x02" + b"]q\x00" + b"h\x00a" * 3 + b"]h\x00s."
-    yield dumps({1: DEVICE}) + b"N."
 
 
 def test_what_asks_for_too_much_is_refused():
     for data in huge():
         refusal(data)
-
-
-@pytest.mark.parametrize(
-    ("data", "found"),
-    [
-        (b"\x80\x02}r\xff\xff\xff\xff.", "memo 4294967295 after 0 at byte 3"),
-        (b"\x80\x02}q\x00]q\x02.", "memo 2 after 1 at byte 6"),
-        (b"\x80\x02" + b"]" * 900 + b"a" * 899 + b".", "900 dicts and lists in 1802 bytes"),
-        (b"\x80\x02" + b"}" * 900 + b".", "900 dicts and lists in 903 bytes"),
-        (b"\x80\x02}.N", "its end at byte 4 of 5"),
-    ],
-)
-def test_what_could_take_memory_is_refused_before_it_is_loaded(data, found):
-    assert refusal(data).startswith(f"{found}, legal: ")

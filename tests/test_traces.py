@@ -1,7 +1,7 @@
 """Traces: each format's writer and reader, hand-made files, and files that say something else."""
 
 import json
-from pickle import dumps
+from pickle import dumps  # noqa: S403, which only writes
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def test_our_own_file_by_hand(tmp_path):
 def test_a_pickle_that_would_run_something_is_refused(tmp_path, read):
     """`test_pickles.py` has all kinds of it."""
     data = f"cos\nsystem\n(S'touch {tmp_path / 'marker'}'\ntR.".encode()
-    assert refusal(read, tmp_path / "a", data).startswith("pickle: found GLOBAL at byte 0, legal: ")
+    assert refusal(read, tmp_path / "a", data).startswith("pickle: found the name os.system, legal")
     assert not (tmp_path / "marker").exists()
 
 
