@@ -113,8 +113,7 @@ class Schedule(NamedTuple):
     def load(path: str | os.PathLike) -> "Schedule":
         """Reads what `save` wrote; never unpickles.
 
-        The file is not trusted: each array's header is read before its numbers, and all arrays
-        together may unpack to 2^31 bytes.
+        The file is not trusted: its arrays together may unpack to 2^31 bytes.
 
         Raises:
             OSError: if there is no such file, or it cannot be read.

@@ -204,7 +204,7 @@ def messages():
 INSIDE_A_FILE = {
     *("idx._parse", "folder._no_constant"),
     *("sqlite._copy_database", "sqlite._database_size", "sqlite._check_tables"),
-    *("sqlite.open_database", "npz._check_members", "npz._read_npy"),
+    *("sqlite.open_database", "npz._check_members"),
     *("stackoverflow.load_stackoverflow", "stackoverflow._draw_train", "word_counts.read_tag_ids"),
     *("stackoverflow._clients", "stackoverflow._by_scan", "stackoverflow._text_and_tags"),
 }

@@ -83,21 +83,22 @@ def npy(dtype="<i4", order=False, shape="(2, 2), ", data=bytes(16)):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"client": np.array([[{"a": 1}]], object)}, "client.npy: found no array of numbers"),
-        ({"client": npy("|O")}, "client.npy: found no array of numbers"),
-        ({"client": npy("<U1")}, "client.npy: found no array of numbers"),
-        ({"client": npy()[:5]}, "client.npy: found no array of numbers"),
-        ({"client": b"\x93NUMPY\x03" + npy()[7:]}, "client.npy: found no array of numbers"),
-        ({"client": npy().replace(b"\x93NUMPY\x01\0", b"\x93NUMPY\x01\0\xff")}, "found no array"),
-        ({"work": npy(shape="(-2, -2), ")}, "work.npy: found no array of numbers"),
-        ({"work": npy(shape="(2, 3), ")}, "found 16 bytes, legal: as its shape (2, 3) of int32"),
+        ({"client": np.array([[{"a": 1}]], object)}, "npz (Object arrays cannot be loaded when"),
+        ({"client": npy("<U1")}, "client: found no numbers, legal: booleans, integers or floats"),
+        ({"client": npy("<c2")}, "not a readable npz ("),
+        ({"client": npy()[:5]}, "client: found no numbers, legal: booleans, integers or floats"),
+        ({"client": b"\x93NUMPY\x03" + npy()[7:]}, "npz (EOF: reading array header, expected "),
+        ({"work": npy(shape="(-2, -2), ")}, "not a readable npz (can only specify one unknown"),
         (
-            {"work": npy(shape="(1000000000, 1000000000), ")},
-            "found 16 bytes, legal: as its shape (1000000000, 1000000000) of int32",
+            {"work": npy(shape="(2, 3), ")},
+            "npz (EOF: reading array data, expected 24 bytes got 16)",
         ),
-        ({"work": npy(shape=f"({'9' * 9000}, 2), ")}, "Exceeds the limit"),
-        ({"present": npy("|b1", data=b"\0\1\2\1")}, "found a bool that is neither 0 nor 1"),
-        ({"time": np.array(["a", "b"])}, "time.npy: found no array of numbers"),
+        ({"work": npy(shape="(1, 1), ")}, "work: found int32 (1, 1), legal: integers (2, 2)"),
+        ({"work": npy(shape="(9999999999, 99999999), ")}, "not a readable npz (Unable to allocate"),
+        ({"work": npy(shape="(4294967296, 4294967296), ")}, "npz (cannot reshape array of size 0"),
+        ({"work": npy(shape=f"({'9' * 9000}, 2), ")}, "not a readable npz (Cannot parse header"),
+        ({"present": npy("|b1", data=b"\0\1\2\1")}, "present: found a boolean of another byte, "),
+        ({"time": np.array(["a", "b"])}, "time: found no numbers, legal: booleans, integers or f"),
         ({"time": np.array([1, np.nan])}, "time: found a number that is not finite"),
         ({"time": np.array([True, False])}, "time: found bool (2,), legal: numbers (2,)"),
         ({"a\nb" * 99: npy()}, "missing [], unknown ['a"),
@@ -142,10 +143,15 @@ def test_a_name_that_is_there_twice_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_only_numpys_own_compression_is_unpacked(tmp_path, compression):
-    made(tmp_path / "s.npz", compression)
-    refused(tmp_path / "s.npz", f"client.npy: found compression {compression}, legal: 0 and 8")
+@pytest.mark.parametrize(("found", "damage"), [(b"<i4", b"<i2"), (bytes([1, 0]), bytes([3, 0]))])
+def test_a_changed_byte_is_refused(tmp_path, found, damage):
+    """In a header, which says that the array is shorter, or among the numbers."""
+    path = tmp_path / "s.npz"
+    made(path, zipfile.ZIP_STORED)
+    content = path.read_bytes()
+    at = content.index(found, content.index(b"NUMPY") + 4)
+    path.write_bytes(content[:at] + damage + content[at + len(damage) :])
+    refused(path, "not a readable npz (client.npy has another checksum)")
 
 
 def test_an_encrypted_file_is_refused(tmp_path):
@@ -178,7 +184,7 @@ def test_a_bomb_takes_no_memory(tmp_path, monkeypatch, claims):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 2**20
+    assert peak < 2**22  # zipfile reads pieces of 1 MiB
 
 
 def damaged(path, how):
