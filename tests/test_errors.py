@@ -203,10 +203,9 @@ def messages():
 # legal is the format.
 INSIDE_A_FILE = {
     *("idx._parse", "folder._no_constant"),
-    *("sqlite._copy_database", "sqlite._database_size", "sqlite._check_tables"),
-    *("sqlite.open_database", "npz._check_members"),
+    *("sqlite.open_database", "sqlite._check_tables", "npz._check_members"),
     *("stackoverflow.load_stackoverflow", "stackoverflow._draw_train", "word_counts.read_tag_ids"),
-    *("stackoverflow._clients", "stackoverflow._by_scan", "stackoverflow._text_and_tags"),
+    *("stackoverflow._clients", "stackoverflow._examples", "stackoverflow._text_and_tags"),
 }
 OTHERS = {
     "{}": "a message that a function makes, or argparse's own protocol",

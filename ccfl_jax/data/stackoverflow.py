@@ -1,5 +1,6 @@
 """Tag prediction on Stack Overflow: reader of the federated SQLite release."""
 
+import json
 import sqlite3
 from array import array
 from collections.abc import Iterator
@@ -25,35 +26,28 @@ _COLUMNS = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"split_name", "client_id", "num_examples"},
 }
-_OF_ONE = (
-    "SELECT serialized_example_proto FROM examples "
-    "WHERE split_name = ? AND client_id = ? ORDER BY rowid LIMIT ?"
-)
-_OF_ALL = (
-    "SELECT client_id, serialized_example_proto FROM examples NOT INDEXED "
-    "WHERE split_name = ? ORDER BY rowid"
+# By client, for which an index on them is used; without one SQLite sorts.
+_EXAMPLES = (
+    "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
+    "AND client_id IN (SELECT value FROM json_each(?)) ORDER BY client_id, rowid"
 )
 _FEATURES = ("title", "tokens", "tags")
-_LARGEST_ROW = 1 << 22
-_SMALLEST_ROW = 12  # bytes of an example in the file: numbers that frame it, its split's name
 _PADDING, _UNKNOWN = -1, -2
 
 
 class _Wanted(NamedTuple):
-    """Which rows of a split to read.
+    """Which examples of a split to read.
 
     Attributes:
         split: its name.
-        ids: all its clients.
-        sizes: int64, how many examples each has.
-        chosen: int64 [n], the clients to read, as places in `ids`.
-        rows: int64 [n], how many of the first examples of each.
+        clients: the ids of the n clients to read.
+        sizes: int64 [n], how many examples each has.
+        rows: int64 [n], how many of these to take, the first in the file.
     """
 
     split: str
-    ids: list[str]
+    clients: list[str]
     sizes: np.ndarray
-    chosen: np.ndarray
     rows: np.ndarray
 
 
@@ -93,18 +87,11 @@ def load_stackoverflow(
     Optimization, ICLR 2021). With `keep_unknown=False` it is left out, as in the baselines of
     TensorFlow Federated.
 
-    Of a client the first examples in the file are used. Some of the clients are read through the
-    index on `client_id`, which touches little more of a large file than it uses; half a split and
-    more, or a file without that index, is read once from end to end. A compressed file is
-    decompressed once, in pieces, into `cache_dir`; later calls find it there, as long as the path,
-    size and time of the file are the same.
-
-    The files are not trusted. The database is opened read-only; its header, its tables and the type
-    of every value are checked, and SQLite's steps and the examples that `client_metadata` claims
-    are bounded by its size. What a compressed one unpacks to is bounded by the room in `cache_dir`,
-    and by 100 times its packed size or 64 MiB, whichever is more; texts, such as the release's 30
-    GB, pack to a tenth and not to a hundredth. A row may have 4 MiB, a line of the word file 1 KiB,
-    the tag file 16 MiB.
+    Of a client the first examples in the file are used. An index of the database on `client_id` is
+    used where it has one: a few clients of a large file are then read alone. A compressed file is
+    decompressed once into `cache_dir`; later calls find it there, as long as the path, size and
+    time of the file are the same. Nothing that a file says is run, and the type of every value is
+    checked. The tag file may have 16 MiB, a line of the word file 1 KiB.
 
     Args:
         data_dir: folder of the three files.
@@ -148,20 +135,19 @@ def load_stackoverflow(
     )
     words, tags = read_word_ids(word_file, vocabulary), read_tag_ids(tag_file, num_tags)
     plain = decompressed(source, Path(cache_dir))
-    with open_database(plain, source, _COLUMNS, _LARGEST_ROW) as db:
-        train_rows = _draw_train(db, num_clients, min_examples, max_examples, seed)
+    with open_database(plain, source, _COLUMNS) as db:
+        train_rows, counts = _draw_train(db, num_clients, min_examples, max_examples, seed)
         test_rows = _draw_test(db, max_test)
         train, facts = _encode(db, train_rows, words, tags, max_words, keep_unknown)
         test, _ = _encode(db, test_rows, words, tags, max_words, keep_unknown)
         for name, file in (("x", word_file), ("y", tag_file)):
             if max(train[name].max(), test[name].max()) < 0:
                 raise ValueError(f"has in the examples asked for nothing that is in {file}")
-    number = {train_rows.ids[client]: k for k, client in enumerate(train_rows.chosen)}
-    own = [number.get(test_rows.ids[client], -1) for client in test_rows.chosen]
+    number = {client: k for k, client in enumerate(train_rows.clients)}
+    own = [number.get(client, -1) for client in test_rows.clients]
     train["client"] = np.repeat(np.arange(len(number), dtype=np.int32), train_rows.rows)
     test["client"] = np.repeat(np.array(own, np.int32), test_rows.rows)
-    small = int((train_rows.sizes < min_examples).sum())
-    return train, test, {"clients": len(train_rows.ids), "too_small": small, **facts}
+    return train, test, {**counts, **facts}
 
 
 def _find(data_dir: str | Path, names: list[str]) -> Path:
@@ -172,42 +158,45 @@ def _find(data_dir: str | Path, names: list[str]) -> Path:
     return found
 
 
-def _clients(db: sqlite3.Connection, split: str) -> tuple[list[str], np.ndarray]:
+def _clients(db: sqlite3.Connection, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The ids of a split's clients, ascending, and how many examples each has, int64."""
-    query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY 1"
-    ids, sizes = [], []
+    query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
+    sizes = {}
     for client, size in db.execute(query, (split,)):
         if not isinstance(client, str) or not isinstance(size, int) or size < 0:
             raise ValueError(f"client_metadata has the row {shortened((client, split, size))}")
-        if ids and ids[-1] == client:
+        if client in sizes:
             raise ValueError(
                 f"client_metadata has two rows of {shortened(client)} in the split {split}"
             )
-        ids.append(client)
-        sizes.append(size)
-    total, most = sum(sizes), file_size(db) // _SMALLEST_ROW
+        sizes[client] = size
+    total, most = sum(sizes.values()), file_size(db)
     if not 0 < total <= most:
         raise ValueError(
-            f"client_metadata says {total} examples in the split {split}, legal: 1 to {most}, for "
-            "which the file has room"
+            f"client_metadata says {total} examples in the split {split}, legal: 1 to {most}, the "
+            "bytes of the file"
         )
-    return ids, np.array(sizes, np.int64)
+    ids = sorted(sizes)
+    return np.array(ids, object), np.array([sizes[client] for client in ids], np.int64)
 
 
 def _draw_train(
     db: sqlite3.Connection, num_clients: int | None, least: int, most: int, seed: int
-) -> _Wanted:
+) -> tuple[_Wanted, dict[str, int]]:
+    """What to read of the split `train`; how many clients it has, and of these are too small."""
     ids, sizes = _clients(db, "train")
     chosen = np.flatnonzero(sizes >= least)
+    counts = {"clients": len(ids), "too_small": len(ids) - chosen.size}
     if chosen.size < (num_clients or 1):
         raise ValueError(
             f"found {chosen.size} clients with {least} training examples or more, and "
-            f"{len(ids) - chosen.size} with fewer, legal: num_clients, {num_clients or 1}, or more"
+            f"{counts['too_small']} with fewer, legal: num_clients, {num_clients or 1}, or more"
         )
     if num_clients is not None:
         rng = np.random.default_rng([seed, _STREAM])
         chosen = np.sort(rng.choice(chosen, num_clients, replace=False))
-    return _Wanted("train", ids, sizes, chosen, np.minimum(sizes[chosen], most))
+    sizes = sizes[chosen]
+    return _Wanted("train", ids[chosen].tolist(), sizes, np.minimum(sizes, most)), counts
 
 
 def _draw_test(db: sqlite3.Connection, most: int) -> _Wanted:
@@ -216,57 +205,28 @@ def _draw_test(db: sqlite3.Connection, most: int) -> _Wanted:
     before = np.cumsum(sizes[order]) - sizes[order]
     chosen = order[before < most]
     rows = np.minimum(sizes[chosen], most - before[before < most])
-    return _Wanted("test", ids, sizes, chosen, rows)
+    return _Wanted("test", ids[chosen].tolist(), sizes[chosen], rows)
 
 
 def _examples(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, object]]:
-    """Each wanted example with the place of its client in `wanted.chosen`."""
-    plan = db.execute(f"EXPLAIN QUERY PLAN {_OF_ONE}", ("", "", 1)).fetchall()
-    indexed = any("client_id=?" in step[-1] for step in plan)
-    if indexed and 2 * wanted.rows.sum() < wanted.sizes.sum():
-        return _by_index(db, wanted)
-    return _by_scan(db, wanted)
-
-
-def _by_index(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, object]]:
-    for place, (client, rows) in enumerate(
-        zip(wanted.chosen.tolist(), wanted.rows.tolist(), strict=True)
-    ):
-        # One more than the client is said to have, where that is no more than is wanted.
-        size, found = int(wanted.sizes[client]), 0
-        limit = rows if rows < size else size + 1
-        for (message,) in db.execute(_OF_ONE, (wanted.split, wanted.ids[client], limit)):
-            found += 1
-            if found <= rows:
-                yield place, message
-        if found != min(limit, size):
-            raise _disagreement(wanted, client, found)
-
-
-def _by_scan(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, object]]:
-    client_of = {name: client for client, name in enumerate(wanted.ids)}
-    places = np.full(len(wanted.ids), -1)
-    places[wanted.chosen] = np.arange(len(wanted.chosen))
-    places, rows, sizes = places.tolist(), wanted.rows.tolist(), wanted.sizes.tolist()
-    found = [0] * len(sizes)
-    for name, message in db.execute(_OF_ALL, (wanted.split,)):
-        client = client_of.get(name)
-        if client is None:
-            raise ValueError(f"client_metadata lacks {shortened(name)} of the split {wanted.split}")
-        place = places[client]
-        if found[client] < (rows[place] if place >= 0 else 0):
+    """Each wanted example with the place of its client, whose examples come in the file's order."""
+    places = {client: place for place, client in enumerate(wanted.clients)}
+    rows, found = wanted.rows.tolist(), [0] * len(places)
+    for client, message in db.execute(_EXAMPLES, (wanted.split, json.dumps(wanted.clients))):
+        place = places.get(client)  # a column may say that 'a' equals 'A'
+        if place is None:
+            raise ValueError(
+                f"client_metadata lacks {shortened(client)} of the split {wanted.split}"
+            )
+        if found[place] < rows[place]:
             yield place, message
-        found[client] += 1
-    for client, size in enumerate(sizes):
-        if found[client] != size:
-            raise _disagreement(wanted, client, found[client])
-
-
-def _disagreement(wanted: _Wanted, client: int, found: int) -> ValueError:
-    return ValueError(
-        f"client {shortened(wanted.ids[client])} of the split {wanted.split} has {found} examples, "
-        f"client_metadata says {wanted.sizes[client]}"
-    )
+        found[place] += 1
+    for client, size, count in zip(wanted.clients, wanted.sizes.tolist(), found, strict=True):
+        if count != size:
+            raise ValueError(
+                f"client {shortened(client)} of the split {wanted.split} has {count} examples, "
+                f"client_metadata says {size}"
+            )
 
 
 def _encode(
@@ -278,7 +238,6 @@ def _encode(
     keep_unknown: bool,
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """The arrays "x" and "y" of the wanted examples, client by client, and counts."""
-    # Memory is taken as rows are written: a false number of examples takes none.
     x = np.empty((int(wanted.rows.sum()), max_words), np.int32)
     next_row = (np.cumsum(wanted.rows) - wanted.rows).tolist()
     tag_rows, tag_places, tag_ids = array("q"), array("i"), array("i")
@@ -287,7 +246,7 @@ def _encode(
         try:
             text, names = _text_and_tags(message)
         except ValueError as error:
-            client = shortened(wanted.ids[wanted.chosen[place]])
+            client = shortened(wanted.clients[place])
             raise ValueError(f"client {client}: {error}") from error
         row, next_row[place] = next_row[place], next_row[place] + 1
         ids = [words.get(word, _UNKNOWN) for word in text]
