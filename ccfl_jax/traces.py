@@ -2,7 +2,7 @@
 
 A reader gives `windows.Windows`, to be replayed by `availability.windows(*trace)`, or
 `speed.Devices`. A file is not trusted: its size is bounded, nothing in it runs, and what is used of
-it is checked; other fields are passed over. `trace_samples` writes small random files of each kind.
+it is checked; other fields are passed over.
 
 All readers raise OSError for a file that cannot be read, and a ValueError of one line that names
 the file for one that is not as described.

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import trace_samples
 from fuzzing import Reader, check_reader, written
 
-from ccfl_jax import Schedule, clock_schedule, speed, trace_samples, traces
+from ccfl_jax import Schedule, clock_schedule, speed, traces
 from ccfl_jax.availability import always
 from ccfl_jax.clock import Server
 from ccfl_jax.windows import check_windows
@@ -47,12 +48,12 @@ def read_clock(folder):
 
 SAMPLES = {
     "fedscale": (
-        trace_samples.write_random_fedscale_availability,
+        trace_samples.write_fedscale,
         traces.read_fedscale_availability,
     ),
-    "flash": (trace_samples.write_random_flash, traces.read_flash),
-    "csv": (trace_samples.write_random_csv, traces.read_windows_csv),
-    "npz": (trace_samples.write_random_npz, traces.read_windows_npz),
+    "flash": (trace_samples.write_flash, traces.read_flash),
+    "csv": (trace_samples.write_csv, traces.read_windows_csv),
+    "npz": (trace_samples.write_npz, traces.read_windows_npz),
 }
 READERS = {
     name: Reader(
@@ -62,9 +63,7 @@ READERS = {
     for name, (write, read) in SAMPLES.items()
 } | {
     "capacity": Reader(
-        written(
-            lambda folder: trace_samples.write_random_fedscale_capacity(folder / "capacity", 0, 4)
-        ),
+        written(lambda folder: trace_samples.write_capacity(folder / "capacity", 0, 4)),
         read_capacity,
     ),
     "the clock's files": Reader(written(write_clock), read_clock),

@@ -38,7 +38,6 @@ ROWS = {
     "pool": 3,
     "tasks": 3,
     "stream": 3,
-    "trace_samples": 3,
     "traces": 3,
     "clock": 4,
     "rounds": 4,

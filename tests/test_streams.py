@@ -15,7 +15,6 @@ from problems import make_schedule, small_corpus
 
 import ccfl_jax as ccfl
 from ccfl_jax import availability, clock, speed
-from ccfl_jax import trace_samples as samples
 from ccfl_jax.data.images import prepare_images
 from ccfl_jax.data.synthetic import synthetic
 
@@ -24,13 +23,6 @@ LABELS = np.arange(60) % 3
 LAW = speed.exponential(1.0)
 DEVICES = speed.Devices(np.ones(2), np.ones(2), np.ones(2), task=LAW, extra=LAW)
 SERVER = clock.Server(1, 2, "poisson", 1.0)
-SAMPLES = (
-    samples.write_random_csv,
-    samples.write_random_npz,
-    samples.write_random_flash,
-    samples.write_random_fedscale_availability,
-    samples.write_random_fedscale_capacity,
-)
 SEEDED = {
     "iid": lambda folder, seed: ccfl.partition_iid(LABELS, 4, seed),
     "schedule": lambda folder, seed: ccfl.random_schedule(seed, 2, 20),
@@ -42,7 +34,6 @@ SEEDED = {
     "clock": lambda folder, seed: clock.clock_schedule(
         seed, 1, DEVICES, availability.always(2), SERVER
     ),
-    "traces": lambda folder, seed: [write(folder, seed, 2) for write in SAMPLES],
 }
 
 
@@ -61,9 +52,8 @@ def test_streams_of_numpy_are_named_and_distinct(monkeypatch, tmp_path):
     assert all(len(users) == 1 for users in entropies.values()), entropies
     # For each seed a partition, three of the schedule, two clients, a draw of clients, three of
     # the devices, two models of availability, five of the clock (who starts and when, work, a
-    # task's factor and its extra seconds), five kinds of trace; and one order of test clients,
-    # which hangs on no seed.
-    assert len(entropies) == 5 * (1 + 3 + 2 + 1 + 3 + 2 + 5 + 5) + 1
+    # task's factor and its extra seconds); and one order of test clients, which hangs on no seed.
+    assert len(entropies) == 5 * (1 + 3 + 2 + 1 + 3 + 2 + 5) + 1
 
 
 def test_a_partition_is_not_the_schedules_first_draw():

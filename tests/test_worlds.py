@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
+import trace_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ccfl_jax as ccfl
-from ccfl_jax import availability, clock, speed, trace_samples
+from ccfl_jax import availability, clock, speed
 from ccfl_jax.draws import Work
 from experiments import build, schedule_flags, worlds
 from experiments.schedule_flags import AVAILABILITIES, DISTRIBUTIONS, expression
@@ -86,10 +87,10 @@ def test_random_models_have_their_share(text, share):
 
 
 WRITERS = {
-    "fedscale": trace_samples.write_random_fedscale_availability,
-    "flash": trace_samples.write_random_flash,
-    "csv": trace_samples.write_random_csv,
-    "npz": trace_samples.write_random_npz,
+    "fedscale": trace_samples.write_fedscale,
+    "flash": trace_samples.write_flash,
+    "csv": trace_samples.write_csv,
+    "npz": trace_samples.write_npz,
 }
 
 
@@ -113,7 +114,7 @@ def test_a_traces_first_clients_are_taken_and_that_is_said(tmp_path, name):
 def test_a_trace_that_does_not_reach(tmp_path):
     path = tmp_path / "a.csv"
     config = asked().config
-    trace_samples.write_random_csv(path, 3, 11)
+    trace_samples.write_csv(path, 3, 11)
     with pytest.raises(ValueError, match=r"num_clients: found 12, legal: up to 11, those of the"):
         worlds.availability(f"csv({path})", config, None)
     lines = ["client,start,stop,period", *(f"{c},0,{c // 12},9" for c in range(13))]
@@ -259,7 +260,7 @@ def test_the_clock_has_the_clients_of_the_run(unit):
 def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
     """20 rows a batch, a forward and two backward parts; a model of 2,600 bytes of 8 bits."""
     path = tmp_path / "capacity"
-    milliseconds, kilobits = trace_samples.write_random_fedscale_capacity(path, 1, 15)
+    milliseconds, kilobits = trace_samples.write_capacity(path, 1, 15)
     made = worlds.make(asked(f"--capacity={path}", "--extra=constant(0.5)"))
     assert made.notes == [f"capacity  {path}: the first 12 of 15 devices"]
     first, log = np.asarray(milliseconds)[made.log.client], made.log
@@ -270,7 +271,7 @@ def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
     np.testing.assert_allclose(
         log.stop - log.start, steps * 3 * 20 * first / 1000 + sent + 0.5, rtol=1e-9
     )
-    trace_samples.write_random_fedscale_capacity(path, 1, 11)
+    trace_samples.write_capacity(path, 1, 11)
     with pytest.raises(ValueError, match="num_clients: found 12, legal: up to 11, the devices of"):
         worlds.make(asked(f"--capacity={path}"))
 
