@@ -5,9 +5,10 @@ documents, ValueError or OSError, in one line that names the file; no other erro
 memory beyond a bound, and nothing written. Where a damaged byte is a value's and not the form's,
 the result is another legal one, and that is no fault.
 
-CI has a fixed set of inputs. A longer run, of N times as many and of others each time:
+The suite feeds a fixed set of inputs, a tenth of what the slow tests do. Those, with N times as
+many and others each time:
 
-    CCFL_FUZZ=20 python -m pytest -n 2 tests/test_fuzz*.py
+    CCFL_FUZZ=N python -m pytest -n 2 -m slow tests/test_fuzz*.py
 """
 
 import contextlib
@@ -23,24 +24,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments import flags
 
 TIMES = int(os.environ.get("CCFL_FUZZ", "1"))
+# What a fuzz test is parametrised with: the share of its examples that it makes.
+SHARES = [pytest.param(0.1, id="short"), pytest.param(TIMES, id="long", marks=pytest.mark.slow)]
 MEMORY = 512 * 2**20
 SECONDS = 60
 
 
-def fuzz(examples):
-    return settings(
-        max_examples=examples * TIMES,
+def feed(check, examples, share, *inputs):
+    """Calls `check` with a share of so many examples, drawn from `inputs`."""
+    how = settings(
+        max_examples=int(examples * share),
         deadline=None,
-        derandomize=TIMES == 1,
+        derandomize=share <= 1,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
+    how(given(*inputs)(check))()
 
 
 @contextlib.contextmanager
@@ -71,7 +77,7 @@ class Reader(NamedTuple):
         read: reads them in a folder, and asserts what is promised of the result.
         pack: name -> what makes the file of those bytes, where they are not all of it.
         named: what an error names: the file, the folder or nothing.
-        examples: inputs in CI.
+        examples: inputs of the long test.
     """
 
     files: dict[str, bytes]
@@ -238,7 +244,7 @@ def attempt(reader, folder, file, data):
         reader.write(folder, file, reader.files[file])
 
 
-def check_reader(reader, folder):
+def check_reader(reader, folder, share):
     """Reads the legal files, and then many with damage in one of them."""
     for file, data in reader.files.items():
         reader.write(folder, file, data)
@@ -246,10 +252,9 @@ def check_reader(reader, folder):
     shutil.rmtree(folder / "cache", ignore_errors=True)
     files = sorted(reader.files, key=lambda file: len(reader.files[file]))
     files = st.sampled_from([*files, *[files[-1]] * len(files)])
+    cases = files.flatmap(lambda file: st.tuples(st.just(file), damage(reader.files[file])))
 
-    @fuzz(reader.examples)
-    @given(files.flatmap(lambda file: st.tuples(st.just(file), damage(reader.files[file]))))
     def check(case):
         attempt(reader, folder, *case)
 
-    check()
+    feed(check, reader.examples, share, cases)

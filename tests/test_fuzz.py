@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import test_cifar
 import test_sources
-from fuzzing import Reader, check_reader, legal_config, written
+from fuzzing import SHARES, Reader, check_reader, legal_config, written
 
 from ccfl_jax import Schedule, config_file, record
 from ccfl_jax import data as fd
@@ -70,6 +70,12 @@ def database_of(message):
                 "UPDATE examples SET serialized_example_proto = ? WHERE rowid = 1", (message,)
             )
         return db.serialize()
+
+
+def packed(suffix, kind):
+    database = CORPUS["corpus.sqlite"]
+    others = {name: data for name, data in CORPUS.items() if name != "corpus.sqlite"}
+    return {f"corpus.sqlite{suffix}": lzma.compress(database, kind), **others}
 
 
 def behind_header(pages):
@@ -229,12 +235,7 @@ def read_lists(folder):
 IDX = test_sources.idx_bytes(np.arange(24).reshape(2, 3, 4))
 FASHION = written(lambda folder: test_sources.write_fashion(folder))
 CORPUS = written(lambda folder: corpus.write(folder))
-PACKED = {**CORPUS, "corpus.sqlite.xz": lzma.compress(CORPUS["corpus.sqlite"])}
-del PACKED["corpus.sqlite"]
-INSIDE = {**PACKED, "corpus.sqlite.xz": CORPUS["corpus.sqlite"]}
 MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
-XZ = {"corpus.sqlite.xz": lzma.compress}
-LZMA = {"corpus.sqlite.xz": lambda data: lzma.compress(data, lzma.FORMAT_ALONE)}
 NPZ = written(lambda folder: SCHEDULE.save(folder / "schedule.npz"))
 PRESETS = (Path(paper.__file__).parent / "presets").resolve()
 
@@ -259,9 +260,8 @@ READERS = {
         {"corpus.sqlite": behind_header},
         examples=800,
     ),
-    "Stack Overflow packed": Reader(PACKED, read_stackoverflow()),
-    "Stack Overflow in xz": Reader(INSIDE, read_stackoverflow(), XZ),
-    "Stack Overflow in lzma": Reader(INSIDE, read_stackoverflow(), LZMA, examples=200),
+    "Stack Overflow in xz": Reader(packed(".xz", lzma.FORMAT_XZ), read_stackoverflow()),
+    "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_stackoverflow()),
     "example in SQLite": Reader(
         {**CORPUS, "corpus.sqlite": MESSAGE}, read_stackoverflow(), {"corpus.sqlite": database_of}
     ),
@@ -294,5 +294,6 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_file_is_read_or_refused(tmp_path, name):
-    check_reader(READERS[name], tmp_path)
+@pytest.mark.parametrize("share", SHARES)
+def test_a_damaged_file_is_read_or_refused(tmp_path, name, share):
+    check_reader(READERS[name], tmp_path, share)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import trace_samples
-from fuzzing import Reader, check_reader, written
+from fuzzing import SHARES, Reader, check_reader, written
 
 from ccfl_jax import Schedule, clock_schedule, speed, traces
 from ccfl_jax.availability import always
@@ -71,5 +71,6 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_file_is_read_or_refused(tmp_path, name):
-    check_reader(READERS[name], tmp_path)
+@pytest.mark.parametrize("share", SHARES)
+def test_a_damaged_file_is_read_or_refused(tmp_path, name, share):
+    check_reader(READERS[name], tmp_path, share)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags as absl_flags
-from fuzzing import bounded, fuzz, legal_config, one_line
-from hypothesis import given
+from fuzzing import SHARES, bounded, feed, legal_config, one_line
 from hypothesis import strategies as st
 
 from experiments import flags, records, reproduce, schedule_flags, sweep_flags
@@ -53,16 +52,18 @@ def words(draw, names, always):
     return (always if draw(st.integers(0, 5)) else []) + draw(st.permutations(made))
 
 
-@fuzz(1400)
-@given(words(flags.FLAGS, ["--server_lr=1"]))
-def test_any_words_are_a_config_or_refused(argv):
-    try:
-        with bounded():
-            config = flags.parse(["x", *argv])
-    except ValueError as error:
-        one_line(error)
-    else:
-        legal_config(config)
+@pytest.mark.parametrize("share", SHARES)
+def test_any_words_are_a_config_or_refused(share):
+    def check(argv):
+        try:
+            with bounded():
+                config = flags.parse(["x", *argv])
+        except ValueError as error:
+            one_line(error)
+        else:
+            legal_config(config)
+
+    feed(check, 1400, share, words(flags.FLAGS, ["--server_lr=1"]))
 
 
 def varied(name):
@@ -79,36 +80,40 @@ VARY = st.lists(NAMES, max_size=3, unique=True).flatmap(
 )
 
 
-@fuzz(400)
-@given(VARY | VALUES, st.just(SWEEP) | words(flags.FLAGS, SWEEP))
-def test_any_words_are_a_sweep_or_refused(vary, argv):
-    try:
-        with bounded():
-            sweep = sweep_flags.parse_sweep(["x", f"--vary={vary}", *argv])
-    except ValueError as error:
-        one_line(error)
-    else:
-        assert sweep.trials and sweep.out_dir.strip()
-        for name, config in sweep.trials.items():
-            legal_config(config)
-            assert records._path("x", name).parent == Path("x") / records.TRIALS
+@pytest.mark.parametrize("share", SHARES)
+def test_any_words_are_a_sweep_or_refused(share):
+    def check(vary, argv):
+        try:
+            with bounded():
+                sweep = sweep_flags.parse_sweep(["x", f"--vary={vary}", *argv])
+        except ValueError as error:
+            one_line(error)
+        else:
+            assert sweep.trials and sweep.out_dir.strip()
+            for name, config in sweep.trials.items():
+                legal_config(config)
+                assert records._path("x", name).parent == Path("x") / records.TRIALS
+
+    feed(check, 400, share, VARY | VALUES, st.just(SWEEP) | words(flags.FLAGS, SWEEP))
 
 
 OF_REPRODUCE = ["rounds", "grid_rounds", "grid", "seeds", "normalise", "out_dir", "help"]
 
 
-@fuzz(120)
-@given(words([*OF_REPRODUCE, *flags.FLAGS], ["fig3_beta", "--grid=coarse"]))
-def test_any_words_are_a_reproduction_or_refused(argv):
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), bounded():
-        patch.setattr(reproduce, "_run", lambda *_: 0)
-        try:
-            code = reproduce.main(["reproduce", *argv])
-        except SystemExit as asked:  # --help
-            assert asked.code == 0
-            return
-    assert code in (0, 2) and len(said.getvalue().splitlines()) == (1 if code else 0)
+@pytest.mark.parametrize("share", SHARES)
+def test_any_words_are_a_reproduction_or_refused(share):
+    def check(argv):
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), bounded():
+            patch.setattr(reproduce, "_run", lambda *_: 0)
+            try:
+                code = reproduce.main(["reproduce", *argv])
+            except SystemExit as asked:  # --help
+                assert asked.code == 0
+                return
+        assert code in (0, 2) and len(said.getvalue().splitlines()) == (1 if code else 0)
+
+    feed(check, 120, share, words([*OF_REPRODUCE, *flags.FLAGS], ["fig3_beta", "--grid=coarse"]))
 
 
 OF_SCHEDULE = schedule_flags._OWN
@@ -129,17 +134,19 @@ SCHEDULE_WORDS = st.builds(
 )
 
 
-@fuzz(400)
-@given(SCHEDULE_WORDS)
-def test_any_words_are_a_schedule_or_refused(argv):
-    try:
-        with bounded():
-            asked = schedule_flags.parse_schedule(["x", *argv])
-    except ValueError as error:
-        one_line(error)
-        return
-    assert asked.file.suffix == ".npz" and (asked.config is None) == asked.show
-    if not asked.show:
-        legal_config(asked.config)
-    for name, value in asked.options.items():
-        assert value is None or OF_SCHEDULE[name].domain.holds(value)
+@pytest.mark.parametrize("share", SHARES)
+def test_any_words_are_a_schedule_or_refused(share):
+    def check(argv):
+        try:
+            with bounded():
+                asked = schedule_flags.parse_schedule(["x", *argv])
+        except ValueError as error:
+            one_line(error)
+            return
+        assert asked.file.suffix == ".npz" and (asked.config is None) == asked.show
+        if not asked.show:
+            legal_config(asked.config)
+        for name, value in asked.options.items():
+            assert value is None or OF_SCHEDULE[name].domain.holds(value)
+
+    feed(check, 400, share, SCHEDULE_WORDS)
