@@ -75,6 +75,10 @@ def build_local(
     epochs; `normalise` says by which the upload is divided (`"epochs"`: E, or K B / n_i where work
     is steps), `"none"` sends the plain delta. Any optax optimiser may stand for SGD.
 
+    Loss and metrics are summed step by step in float32, in which counts are exact up to 2**24:
+    over a visit of more samples than that their means lose digits, and with batches of one sample
+    the sums stop growing. `LocalInfo.samples` is an int32 and exact.
+
     Args:
         task: what is learnt.
         optimiser: the local optax optimiser, or a number: the rate of plain SGD, which takes the
@@ -164,12 +168,8 @@ def _stepper(
     return optimiser.init, descend
 
 
-class _Sums(NamedTuple):
-    """Over the steps: samples, `totals` of loss and metrics, and by how much those are too high."""
-
-    samples: jax.Array
-    totals: tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]
-    lost: tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]
+# Over the steps: samples, int32; the loss times samples; each metric's (total, count). float32.
+_Sums = tuple[jax.Array, jax.Array, dict[str, tuple[jax.Array, jax.Array]]]
 
 
 def _no_sums(task: Task, params: Params, client: Client, batch_size: int) -> _Sums:
@@ -180,25 +180,19 @@ def _no_sums(task: Task, params: Params, client: Client, batch_size: int) -> _Su
     mask = jax.ShapeDtypeStruct((batch_size,), bool)
     metrics = jax.eval_shape(task.metrics, params, batch, mask)
     zero = jnp.zeros((), jnp.float32)
-    zeros = zero, jax.tree.map(lambda _: zero, metrics)
-    return _Sums(jnp.zeros((), jnp.int32), zeros, zeros)
+    return jnp.zeros((), jnp.int32), zero, jax.tree.map(lambda _: zero, metrics)
 
 
 def _add(sums: _Sums, mask: jax.Array, loss: jax.Array, metrics: dict) -> _Sums:
     count = mask.sum(dtype=jnp.int32)
-    new = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (loss, metrics))
-    new = count * new[0], new[1]
-    # Kahan's sum: a plain one in float32 stands still at 2**24, where 1 is lost on it.
-    new = jax.tree.map(jnp.subtract, new, sums.lost)
-    totals = jax.tree.map(jnp.add, sums.totals, new)
-    lost = jax.tree.map(lambda total, old, a: total - old - a, totals, sums.totals, new)
-    return _Sums(sums.samples + count, totals, lost)
+    loss, metrics = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (loss, metrics))
+    return jax.tree.map(jnp.add, sums, (count, count * loss, metrics))
 
 
 def _info(steps: jax.Array, sums: _Sums) -> LocalInfo:
-    loss, metrics = sums.totals
+    samples, loss, metrics = sums
     metrics = {name: total / count for name, (total, count) in metrics.items()}
-    return LocalInfo(steps, sums.samples, loss / sums.samples, metrics)
+    return LocalInfo(steps, samples, loss / samples, metrics)
 
 
 def _divisor(

@@ -125,27 +125,6 @@ def test_clients_without_any_sample_make_no_step():
     assert np.isnan(info.train_loss).all() and not np.any(info.rejected)
 
 
-def test_a_visits_sums_do_not_stand_still_at_2_to_the_24():
-    """2^24 and 3,000 ones, in float32 one by one, may come to 2^24."""
-    values = np.ones(3001, np.float32)
-    values[0] = 2**24
-
-    def loss(params, batch, mask, key):
-        return params["x"] * 0 + batch["v"][0]
-
-    task = ccfl.Task(
-        init=lambda key: {"x": jnp.zeros(())},
-        loss=loss,
-        metrics=lambda params, batch, mask: {"v": (batch["v"].sum(), mask.sum() * batch["v"][0])},
-    )
-    data = ccfl.FederatedData.from_indices({"v": values}, [np.arange(3001)])
-    round_fn = ccfl.build_round(task, ccfl.cc_fedavg(), 1.0, batch_size=1)
-    start = ccfl.init_state(task, ccfl.cc_fedavg(), jax.random.key(0))
-    _, info = ccfl.run_rounds(round_fn, start, make_schedule([[0]]), data)
-    assert info.train_loss[0] == pytest.approx((2**24 + 3000) / 3001, rel=2e-7)
-    assert info.train_metrics["v"][0] == 1.0
-
-
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_hits_of_an_evaluation_are_counted_beyond_2_to_the_24(wrong):
     rows = 2**24 + 3
