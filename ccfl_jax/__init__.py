@@ -14,8 +14,8 @@ from ccfl_jax.data import load_stackoverflow
 from ccfl_jax.data import partition_dirichlet
 from ccfl_jax.data import partition_iid
 from ccfl_jax.data import partition_natural
-from ccfl_jax.rounds import Info
-from ccfl_jax.rounds import State
+from ccfl_jax.state import Info
+from ccfl_jax.state import State
 from ccfl_jax.rounds import build_round
 from ccfl_jax.rounds import init_state
 from ccfl_jax.schedule import Schedule
@@ -30,6 +30,8 @@ from ccfl_jax.server import scale_by_cc_adam
 from ccfl_jax.server import scale_by_cc_ams
 from ccfl_jax.simulate import evaluate
 from ccfl_jax.simulate import run_rounds
+from ccfl_jax.simulation import Simulation
+from ccfl_jax.simulation import simulation
 from ccfl_jax.stream import stream_rounds
 from ccfl_jax.tasks import classification_task
 from ccfl_jax.tasks import tags_task
@@ -43,6 +45,7 @@ __all__ = [
     "FederatedData",
     "Info",
     "Schedule",
+    "Simulation",
     "State",
     "Task",
     "availability",
@@ -71,6 +74,7 @@ __all__ = [
     "scale_by_cc_adagrad",
     "scale_by_cc_adam",
     "scale_by_cc_ams",
+    "simulation",
     "speed",
     "stream_rounds",
     "tags_task",

@@ -6,14 +6,14 @@ a checksum. Orbax is imported inside the functions because it takes most of a se
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ccfl_jax.rounds import Info, State
+from ccfl_jax.state import Info, State
 
 CHECKPOINTS = "checkpoints"
 _ITEM, _STATE, _INFOS = "run", "state.", "infos."
@@ -106,7 +106,9 @@ def close(checkpoints: Any) -> None:
         raise _not_written(checkpoints, error) from error
 
 
-def restore(checkpoints: Any, like: State) -> tuple[Saved | None, list[str]]:
+def restore(
+    checkpoints: Any, like: State | Callable[[dict[str, Any]], State]
+) -> tuple[Saved | None, list[str]]:
     """The newest checkpoint that is whole, None where there is none at all, and what is not whole.
 
     One that is not whole (cut off, emptied, changed: its checksums tell) is removed: going on
@@ -114,7 +116,8 @@ def restore(checkpoints: Any, like: State) -> tuple[Saved | None, list[str]]:
 
     Args:
         checkpoints: as opened.
-        like: a state with the structure, shapes, dtypes and shardings wanted.
+        like: a state with the structure, shapes, dtypes and shardings wanted, or a function that
+            gives it for what is said of the checkpoint.
 
     Returns:
         What was saved, and a line for every newer checkpoint that was not whole.
@@ -131,7 +134,8 @@ def restore(checkpoints: Any, like: State) -> tuple[Saved | None, list[str]]:
         except Exception as error:  # a damaged file can raise anything
             broken.append(f"the checkpoint of round {number} is not whole ({_line(error)})")
             continue
-        saved = _saved(arrays, {**about, "round": number}, like, checkpoints.directory)
+        wanted = like(about) if callable(like) else like
+        saved = _saved(arrays, {**about, "round": number}, wanted, checkpoints.directory)
         break
     else:
         if broken:

@@ -99,7 +99,7 @@ def clock_schedule(
     log, duration = course.log()
     schedule = made_schedule(log, np.array(course.time), server.buffer_size)
     unit = "steps" if work.epoch_steps is None else "epochs"
-    schedule = schedule._replace(num_clients=availability.num_clients, work_unit=unit)
+    schedule = schedule.replace(num_clients=availability.num_clients, work_unit=unit)
     check_log(log, schedule, server.concurrency, duration)
     return schedule, log
 

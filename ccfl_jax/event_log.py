@@ -1,14 +1,28 @@
 """What happened on the clock: every task, what became of it, and the schedule that it makes."""
 
+import os
 from typing import NamedTuple
 
 import numpy as np
 
+from ccfl_jax.checks import naming
+from ccfl_jax.folder import write_whole
+from ccfl_jax.npz import read_npz
 from ccfl_jax.schedule import Schedule
 
 # What became of a task.
 USED, STALE, TIMED_OUT, UNDERWAY = range(4)
 FATES = ("used", "stale", "timed out", "under way")
+_DTYPES = {
+    "client": np.int32,
+    "start": np.float64,
+    "stop": np.float64,
+    "version": np.int32,
+    "work": np.int32,
+    "fate": np.int8,
+    "round": np.int32,
+    "missed": np.int64,
+}
 
 
 class EventLog(NamedTuple):
@@ -39,6 +53,42 @@ class EventLog(NamedTuple):
         """How many tasks are `used`, `stale`, `timed out` and `under way`."""
         found = np.bincount(self.fate, minlength=len(FATES))
         return dict(zip(FATES, found.tolist(), strict=True))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes it to `path` as npz, whole or not at all: its arrays, and `missed` as an int64."""
+        arrays = {name: np.asarray(getattr(self, name), dtype) for name, dtype in _DTYPES.items()}
+        write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> "EventLog":
+        """Reads what `save` wrote; never unpickles.
+
+        Raises:
+            OSError: if it cannot be read.
+            ValueError: if it is not such a file.
+        """
+        with naming(path):
+            arrays = read_npz(path, [*_DTYPES])
+            shapes = {array.shape for name, array in arrays.items() if name != "missed"}
+            kinds = [a.dtype.kind == np.dtype(_DTYPES[name]).kind for name, a in arrays.items()]
+            if len(shapes) != 1 or len(*shapes) != 1 or arrays["missed"].shape or not all(kinds):
+                raise ValueError("log: found other arrays, legal: those of a log, [tasks] each")
+            if not (np.isfinite(arrays["start"]).all() and np.isfinite(arrays["stop"]).all()):
+                raise ValueError("start, stop: found a number that is not finite, legal: seconds")
+            if not np.isin(arrays["fate"], range(len(FATES))).all():
+                raise ValueError(f"fate: found others, legal: 0 to {len(FATES) - 1}")
+        whole = {name: arrays[name].astype(dtype) for name, dtype in _DTYPES.items()}
+        return EventLog(**whole)._replace(missed=int(arrays["missed"]))
+
+    def makes(self, schedule: Schedule) -> bool:
+        """Whether these are the tasks of a schedule."""
+        (total, slots), used = schedule.client.shape, self.fate == USED
+        within = (self.round >= 0) & (self.round < total)
+        if schedule.time is None or not np.array_equal(used, within):
+            return False
+        if np.bincount(self.round[used], minlength=1).max() > slots:
+            return False
+        return made_schedule(self, schedule.time, slots).digest() == schedule.digest()
 
 
 def made_schedule(log: EventLog, time: np.ndarray, slots: int) -> Schedule:

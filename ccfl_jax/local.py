@@ -1,20 +1,17 @@
 """CC-Local: the work of one client in one round (Algorithm 3)."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from ccfl_jax import batches, tree
-from ccfl_jax.types import Batch, Params, Task
+from ccfl_jax.types import Batch, Normalise, Params, Task, WorkUnit
 
 # The key of a visit, named streams: a new consumer takes a new number and moves no other.
 _DRAW_STREAM, _LOSS_STREAM = range(2)
-
-WorkUnit = Literal["epochs", "steps"]
-Normalise = Literal["steps", "epochs", "none"]
 
 
 class Client(NamedTuple):

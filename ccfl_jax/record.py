@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ccfl_jax.checks import one_line
 from ccfl_jax.folder import append_line, as_json, replace_file
-from ccfl_jax.rounds import Info
 from ccfl_jax.schedule import Schedule
+from ccfl_jax.state import Info
 from ccfl_jax.types import Params
 
 METRICS, SCHEDULE = "metrics.jsonl", "schedule.npz"
 
 _BLOWN_UP = 1000.0
+
+Row = dict[str, Any]  # a line of the metrics, by column
 
 
 class Run(NamedTuple):
@@ -43,20 +44,19 @@ class Run(NamedTuple):
     max_rejected: int | None = None
 
 
-def append_row(folder: str | os.PathLike, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds a line to `metrics.jsonl`; returns the row as written, None for what is not finite."""
-    row = plain(row)
-    if jax.process_index() == 0:
-        append_line(Path(folder) / METRICS, json.dumps(row, allow_nan=False))
-    return row
+def append_rows(folder: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Adds lines to `metrics.jsonl`, all or none; returns the rows as written.
+
+    What is not finite is None. Of trials that advance together each row names its `trial`.
+    """
+    plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    if jax.process_index() == 0 and plain:
+        lines = (json.dumps(row, allow_nan=False) for row in plain)
+        append_line(Path(folder) / METRICS, "\n".join(lines))
+    return plain
 
 
-def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row as strict JSON has it: Python's own numbers, None for what is not finite."""
-    return {name: _plain(value) for name, value in row.items()}
-
-
-def read_rows(folder: str | os.PathLike) -> list[dict[str, Any]]:
+def read_rows(folder: str | os.PathLike) -> list[Row]:
     """The rows of `metrics.jsonl`; a last line that was cut off while it was written is left out.
 
     Raises:
@@ -72,36 +72,46 @@ def read_rows(folder: str | os.PathLike) -> list[dict[str, Any]]:
     return rows
 
 
-def keep_rows(folder: str | os.PathLike, count: int) -> list[dict[str, Any]]:
-    """Cuts `metrics.jsonl` back to its first `count` rows, and returns them.
+def keep_rows(folder: str | os.PathLike, counts: Mapping[str, int]) -> list[list[Row]]:
+    """Cuts `metrics.jsonl` back to the first rows of each trial, and returns those of each.
+
+    Args:
+        folder: of the run, or of trials that advance together.
+        counts: how many rows of each trial; a run's own rows name none, and count as "".
 
     Raises:
         ValueError: if there are fewer, or their rounds do not rise.
     """
     path = Path(folder) / METRICS
-    rows = read_rows(folder) if path.exists() else []
-    if len(rows) < count:
-        raise ValueError(
-            f"{path}: found {len(rows)} rows, legal: {count}, as the checkpoint has it"
-        )
-    rounds = [row["round"] for row in rows[:count]]
-    if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
-        raise ValueError(f"{path}: found rounds {rounds}, legal: each above the one before")
-    text = "".join(json.dumps(row) + "\n" for row in rows[:count])
+    found: dict[str, list[Row]] = {name: [] for name in counts}
+    kept = []
+    for row in read_rows(folder) if path.exists() else []:
+        trial = row.get("trial", "")
+        if len(found.get(trial, ())) < counts.get(trial, 0):
+            found[trial].append({name: value for name, value in row.items() if name != "trial"})
+            kept.append(row)
+    for name, rows in found.items():
+        if len(rows) < counts[name]:
+            raise ValueError(
+                f"{path}: found {len(rows)} rows, legal: {counts[name]}, as the checkpoint has it"
+            )
+        rounds = [row["round"] for row in rows]
+        if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
+            raise ValueError(f"{path}: found rounds {rounds}, legal: each above the one before")
+    text = "".join(json.dumps(row) + "\n" for row in kept)
     if jax.process_index() == 0 and path.exists() and text != path.read_text():
         replace_file(path, text)
-    return rows[:count]
+    return [*found.values()]
 
 
-def first_row(
-    test: Mapping[str, float], finite: bool, compile_seconds: float, has_clock: bool = False
-) -> dict[str, Any]:
+def first_row(test: Mapping[str, float], compile_seconds: float, has_clock: bool = False) -> Row:
     """The row of x_0: nothing was trained, so the training columns are None.
 
     Args:
-        test, finite, compile_seconds: as for `next_row`.
+        test, compile_seconds: as for `next_row`.
         has_clock: whether the schedule has times: `virtual_time` is then 0, otherwise None.
     """
+    finite = math.isfinite(test["loss"])
     return {
         "round": 0,
         **{f"train_{name}": None for name in _metrics(test)},
@@ -124,22 +134,21 @@ def first_row(
 
 
 def next_row(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     run: Run,
     info: Info,
     test: Mapping[str, float],
-    finite: bool,
     seconds: float,
     compile_seconds: float | None,
-) -> dict[str, Any]:
+) -> Row:
     """The row that follows `rows` after the rounds of `info` (stacked `[rounds, ...]`).
 
     Args:
         rows: those before, from the first on; their sums go on.
         run: what stays the same.
         info: the rounds since the last of them.
-        test: "loss" and the task's other metrics, of the model after them.
-        finite: whether that model and its loss are finite.
+        test: "loss" and the task's other metrics, of the model after them; nan where its numbers
+            are not finite, as `evaluate` has it.
         seconds: how long those rounds took, without compilation and evaluation.
         compile_seconds: for the first row that a process writes, otherwise None.
 
@@ -165,7 +174,9 @@ def next_row(
     begin, done = previous["round"], previous["round"] + len(counted)
     returned, clients = np.asarray(info.present), np.asarray(run.schedule.client)[begin:done]
     updates = previous["client_updates"] + int(returned.sum())
-    lost = has_failed(rows, finite, run.max_rejected, left_out)
+    limit = math.inf if run.max_rejected is None else run.max_rejected
+    rejected = left_out + _rejected(rows)
+    lost = not math.isfinite(test["loss"]) or rejected > limit
     diverged = lost or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"] or 0.0, 1.0)
     train = {**info.train_metrics, "loss": info.train_loss}
     return {
@@ -189,24 +200,25 @@ def next_row(
     }
 
 
-def has_failed(
-    rows: Sequence[Mapping[str, Any]], finite: bool, max_rejected: int | None, more: int = 0
-) -> bool:
-    """Whether a run with these rows has come to nothing, and should end.
+def has_failed(rows: Sequence[Row], max_rejected: int | None) -> bool:
+    """Whether a run with these rows should end: its model is lost, or too many uploads are.
 
     Args:
-        rows: from the first on.
-        finite: whether the model and its test loss are finite.
+        rows: from the first on, at least one.
         max_rejected: the uploads that may be left out in all; None: any number.
-        more: uploads left out since the last row.
     """
-    rejected = more + sum(row["rejected"] or 0 for row in rows)
-    return not finite or (max_rejected is not None and rejected > max_rejected)
+    limit = math.inf if max_rejected is None else max_rejected
+    return rows[-1]["test_loss"] is None or _rejected(rows) > limit
+
+
+def _rejected(rows: Sequence[Row]) -> int:
+    return sum(row["rejected"] or 0 for row in rows)
 
 
 def score_name(row: Mapping[str, Any]) -> str:
-    """What a row calls the task's metric, the one besides the loss: "accuracy" or "recall_at_5"."""
-    return next(name[5:] for name in row if name.startswith("test_") and name != "test_loss")
+    """What a row calls the task's metric, the one besides the loss, as "accuracy"; or "score"."""
+    names = (n[5:] for n in row if n.startswith("test_") and n != "test_loss")
+    return next(names, "score")
 
 
 def score_text(row: Mapping[str, Any]) -> str:
@@ -219,11 +231,6 @@ def score_text(row: Mapping[str, Any]) -> str:
 def model_bytes(params: Params) -> int:
     """Bytes of all numbers of a pytree, uncompressed."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-
-
-def is_finite(params: Params) -> bool:
-    """Whether every number of a pytree is finite."""
-    return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params))
 
 
 def _metrics(test: Mapping[str, float]) -> list[str]:

@@ -4,39 +4,40 @@ Everything that makes a run client-centric is laid down in these arrays before t
 schedule can be drawn, saved, inspected and replayed under another server optimiser.
 """
 
+import dataclasses
 import hashlib
 import os
-from typing import NamedTuple
+from typing import Any, get_args
 
 import numpy as np
-from jax.tree_util import register_pytree_node
+from jax.tree_util import register_dataclass
 
 from ccfl_jax import plan
 from ccfl_jax.checks import check_whole, naming
 from ccfl_jax.folder import write_whole
 from ccfl_jax.npz import read_npz
+from ccfl_jax.types import WorkUnit
 
 _FIELDS = {"client": np.int32, "staleness": np.int32, "work": np.int32, "present": np.bool_}
 _ARRAYS = (*_FIELDS, "time", "read", "write")
-_WORK_UNITS = ("epochs", "steps")
 
 
-class Schedule(NamedTuple):
-    """The decisions of a run, NumPy arrays `[rounds, slots]`.
+@register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+    """The decisions of a run, NumPy arrays `[rounds, slots]`; a pytree of its arrays.
 
     Attributes:
         client: int32, the client in the slot, 0 <= client < num_clients.
         staleness: int32, s: it started from x_{t-s} in round t, 0 <= s <= t.
-        work: int32, local epochs or local steps (the round function says which); 0 is no work.
+        work: int32, local epochs or local steps, as `work_unit` says; 0 is no work.
         present: bool, whether the slot holds an upload at all.
         time: float64 `[rounds]`, seconds, when each round ended on a virtual clock, or None.
         read: int32, the history slot of the model that the slot starts from, as `planned` gives it;
             None where the history is a ring.
         write: int32 `[rounds]`, the history slot that x_{t+1} goes to; what is none is dropped.
         num_clients: how many clients it was made for, or None.
-        work_unit: what `work` counts, "epochs" or "steps", or None.
-
-    As a pytree its leaves are the arrays.
+        work_unit: what `work` counts, "epochs" or "steps"; None leaves it to `build_round`.
     """
 
     client: np.ndarray
@@ -46,8 +47,25 @@ class Schedule(NamedTuple):
     time: np.ndarray | None = None
     read: np.ndarray | None = None
     write: np.ndarray | None = None
-    num_clients: int | None = None
-    work_unit: str | None = None
+    # What it was made for: no leaves, so that schedules can be stacked and indexed as trees.
+    num_clients: int | None = dataclasses.field(default=None, metadata={"static": True})
+    work_unit: WorkUnit | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds."""
+        return np.shape(self.client)[0]
+
+    @property
+    def num_slots(self) -> int:
+        """The places of the server's buffer, m."""
+        return np.shape(self.client)[-1]
+
+    def replace(self, **changes: Any) -> "Schedule":
+        """The same with other fields, by name."""
+        return dataclasses.replace(self, **changes)
+
+    _replace = replace  # as NamedTuples, such as State, have it
 
     def rounds(self, start: int, stop: int) -> "Schedule":
         """The piece of rounds start <= t < stop; it has to be run from a state at round `start`.
@@ -55,13 +73,13 @@ class Schedule(NamedTuple):
         Raises:
             ValueError: unless 0 <= start <= stop <= number of rounds.
         """
-        total = len(self.client)
+        total = self.num_rounds
         if not 0 <= start <= stop <= total:
             raise ValueError(
                 f"rounds: found start {start}, stop {stop}, legal: 0 <= start <= stop <= {total}"
             )
         whole = {name: getattr(self, name) for name in _ARRAYS}
-        return self._replace(**{n: a[start:stop] for n, a in whole.items() if a is not None})
+        return self.replace(**{n: a[start:stop] for n, a in whole.items() if a is not None})
 
     def history_slots(self) -> int:
         """How many global models the history of `planned` holds: the most that are kept at once.
@@ -85,7 +103,7 @@ class Schedule(NamedTuple):
         """
         self.check()
         read, write = plan.plan(self.staleness, self.working())
-        return self._replace(read=read, write=write)
+        return self.replace(read=read, write=write)
 
     def working(self) -> np.ndarray:
         """bool `[rounds, slots]`: the slots that start from a model: present, and with work."""
@@ -150,7 +168,7 @@ class Schedule(NamedTuple):
                     f"num_clients: found {self.num_clients}, legal: more than the largest client, "
                     f"{np.max(self.client)}"
                 )
-        if self.work_unit not in (None, *_WORK_UNITS):
+        if self.work_unit not in (None, *get_args(WorkUnit)):
             raise ValueError(f"work_unit: found {self.work_unit!r}, legal: epochs, steps or None")
 
     def stats(self, num_clients: int, steps: np.ndarray | None = None) -> dict[str, object]:
@@ -209,14 +227,6 @@ class Schedule(NamedTuple):
         }
 
 
-# The two scalars say what it was made for: no leaves, so a tree can be mapped, stacked and indexed.
-register_pytree_node(
-    Schedule,
-    lambda schedule: (schedule[: len(_ARRAYS)], schedule[len(_ARRAYS) :]),
-    lambda scalars, arrays: Schedule(*arrays, *scalars),
-)
-
-
 def check_clients(schedule: Schedule, num_clients: int) -> None:
     """Refuses a schedule that names a client there is none of, or was made for other clients.
 
@@ -260,7 +270,7 @@ def _scalars(num_clients: np.ndarray | None, epochs: np.ndarray | None) -> dict[
             raise ValueError(f"{name}: found {value.dtype} {value.shape}, legal: {legal}")
     return {
         "num_clients": None if num_clients is None else int(num_clients),
-        "work_unit": None if epochs is None else _WORK_UNITS[0 if epochs else 1],
+        "work_unit": None if epochs is None else "epochs" if epochs else "steps",
     }
 
 

@@ -10,8 +10,9 @@ from jax.tree_util import Partial
 from ccfl_jax import plan, tree
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data.federated import check_dtype
-from ccfl_jax.rounds import Info, RoundFn, State
+from ccfl_jax.rounds import RoundFn
 from ccfl_jax.schedule import Schedule, check_clients
+from ccfl_jax.state import Info, State
 from ccfl_jax.types import Batch, Params, Task
 
 # Pieces of a schedule are padded to a multiple of this, so that pieces of other lengths, the last
@@ -68,7 +69,7 @@ def check_rows(rows: int) -> None:
 
 def padded(schedule: Schedule) -> tuple[Schedule, int]:
     """The schedule's arrays on the device, filled up with rounds that do not count; the rounds."""
-    rounds = len(schedule.client)
+    rounds = schedule.num_rounds
     padding = max(-rounds % _ROUNDS_PADDED_TO, 0 if rounds else _ROUNDS_PADDED_TO)
 
     def fill(a: np.ndarray) -> jax.Array:
@@ -76,10 +77,8 @@ def padded(schedule: Schedule) -> tuple[Schedule, int]:
         widths = [(0, padding), *[(0, 0)] * (a.ndim - 1)]
         return jnp.asarray(np.pad(a, widths), bool if a.dtype == bool else jnp.int32)
 
-    filled = Schedule(*(fill(a) for a in schedule[:4]))
-    if schedule.read is not None:
-        filled = filled._replace(read=fill(schedule.read), write=fill(schedule.write))
-    return filled, rounds
+    # Of what says what it was made for, the unit of work alone is part of the program.
+    return jax.tree.map(fill, schedule.replace(time=None, num_clients=None)), rounds
 
 
 def check_schedule(
@@ -119,7 +118,7 @@ def loop(
     """A scan over the first `rounds` rows; traced, so the length is no part of the program."""
     row = jax.tree.map(lambda a: a[0], slots)
     info = jax.eval_shape(round_fn, state, row, data)[1]
-    infos = jax.tree.map(lambda a: jnp.zeros((len(slots.client), *a.shape), a.dtype), info)
+    infos = jax.tree.map(lambda a: jnp.zeros((slots.num_rounds, *a.shape), a.dtype), info)
 
     def step(k: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
         state, infos = carry

@@ -59,7 +59,16 @@ def stream_rounds(
     Raises:
         ValueError: at once, as `cut`.
     """
-    pieces = cut(schedule, data, memory)
+    return send(cut(schedule, data, memory), schedule, data, put)
+
+
+def send(
+    pieces: Pieces,
+    schedule: Schedule,
+    data: FederatedData,
+    put: Callable[[FederatedData], FederatedData] = jax.device_put,
+) -> Iterator[tuple[Schedule, FederatedData]]:
+    """`stream_rounds` of a schedule that `cut` has cut into these pieces."""
     wide = jax.config.jax_enable_x64  # set by a `with`, it would not reach the thread
 
     def prepare(span: tuple[int, int] | None) -> FederatedData | None:
@@ -117,5 +126,5 @@ def cut(schedule: Schedule, data: FederatedData, memory: int) -> Pieces:
         held += new
         last_round[clients] = t
         most = max(most, held)
-    rounds = len(schedule.client)
+    rounds = schedule.num_rounds
     return Pieces([*starts, rounds] if rounds else [0], most, fixed + most * row_bytes)

@@ -12,8 +12,8 @@ from jax.tree_util import Partial
 
 from ccfl_jax import simulate
 from ccfl_jax.data import FederatedData
-from ccfl_jax.rounds import Info, State
 from ccfl_jax.schedule import Schedule
+from ccfl_jax.state import Info, State
 from ccfl_jax.types import Batch, Params, Task
 
 
@@ -119,7 +119,7 @@ def _check_trials(
     for name, found in counts.items():
         if found != trials:
             raise ValueError(f"{name}: found {found} trials, legal: {trials}, as states has")
-    starts, lengths = set(map(int, states.round)), {len(one.client) for one in schedules}
+    starts, lengths = set(map(int, states.round)), {one.num_rounds for one in schedules}
     for name, found in (("states", starts), ("schedule", lengths)):
         if len(found) > 1:
             raise ValueError(f"{name}: found rounds {sorted(found)}, legal: the same in each trial")
@@ -127,6 +127,11 @@ def _check_trials(
     if planned not in (0, len(schedules)):
         raise ValueError(
             f"schedule: found {planned} of {len(schedules)} with a plan, legal: all or none"
+        )
+    units = sorted({str(one.work_unit) for one in schedules})
+    if len(units) > 1:
+        raise ValueError(
+            f"work_unit: found {', '.join(units)} in the schedules, legal: the same in each trial"
         )
     simulate.check_rows(data.indices.shape[-1])
     held = np.asarray(states.history.version)

@@ -1,12 +1,14 @@
 """The shapes that the rooms agree on: type aliases, `Task` and `Aggregate`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 Params = Any  # a pytree of arrays: one model
 Batch = dict[str, jax.Array]  # gathered rows, each array [B, ...]
+WorkUnit = Literal["epochs", "steps"]  # what a schedule's work counts
+Normalise = Literal["steps", "epochs", "none"]  # what an upload is divided by
 
 
 class Task(NamedTuple):

@@ -1,216 +1,38 @@
-"""Curves: of one run, of an experiment's methods, and `python -m experiments.plot FOLDER ...`.
+"""Compares the curves of finished runs and sweeps.
+
+usage: python -m experiments.plot FOLDER ... [--x=AXIS] [--out=FILE]
 
 A folder is a run's, or a sweep's: of that each method's setting that was chosen by training, with a
 band over its seeds.
-
-Matplotlib is imported where something is drawn, so that nothing else waits for it.
 """
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from ccfl_jax import record
-from ccfl_jax.folder import write_whole
-from experiments import arguments, records
-
-# What can be across: its label, and the columns that add up to it.
-AXES = {
-    "round": ("round", ("round",)),
-    "client_updates": ("client updates", ("client_updates",)),
-    "samples": ("samples processed", ("samples",)),
-    "bytes": ("bytes sent and received", ("bytes_sent", "bytes_received")),
-    "virtual_time": ("virtual time (s)", ("virtual_time",)),
-    "seconds": ("training time (s)", ("seconds",)),
-}
-
-Rows = Sequence[Mapping[str, Any]]
+from .config import flag as flags
+from .config.command import DONE, command, help_of
+from .config.plot_flags import PLOT, Options
 
 
-def draw_curves(rows: Rows, path: str | os.PathLike, title: str) -> None:
-    """Draws the score and the loss of one run against rounds, training and test, at `path`.
-
-    Missing values (the training columns of round 0, anything not finite) leave a gap.
-    """
-    score = record.score_name(rows[0])
-    panels = [
-        (name, {part: [(rows, f"{part}_{name}")] for part in ("train", "test")})
-        for name in (score, "loss")
-    ]
-    draw(panels, [path], title)
-
-
-def draw_methods(
-    methods: Mapping[str, Sequence[Rows]], paths: Sequence[str | os.PathLike], title: str, x: str
-) -> None:
-    """Draws the training and the test score of several methods, a band over the runs of each.
-
-    Args:
-        methods: label -> the rows of its runs, seeds above all, with the same evaluations.
-        paths: files to write; the ending says in which format.
-        title: above the figure.
-        x: what is on the horizontal axis, one of `AXES`; the rows have its columns.
-    """
-    score = record.score_name(next(iter(methods.values()))[0][0])
-    panels = [
-        (
-            f"{part} {score}",
-            {
-                label: [(rows, f"{part}_{score}") for rows in runs]
-                for label, runs in methods.items()
-            },
-        )
-        for part in ("train", "test")
-    ]
-    draw(panels, paths, title, x)
-
-
-def draw(
-    panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[Rows, str]]]]],
-    paths: Sequence[str | os.PathLike],
-    title: str,
-    x: str = "round",
-) -> None:
-    """Draws panels side by side: (its quantity, label -> runs as (rows, column)).
-
-    A line is the mean over its runs, the band from their least to their greatest value. Where the
-    runs' horizontal values differ, as seconds do, their means are taken. `x`: one of `AXES`.
-    """
-    xlabel, columns = AXES[x]
-    figure, axes = _figure(len(panels), title)
-    for panel, (quantity, lines) in zip(axes, panels, strict=True):
-        for label, runs in lines.items():
-            length = min(len(rows) for rows, _ in runs)
-            own = [[_column(rows[:length], name) for name in columns] for rows, _ in runs]
-            across = np.mean(np.sum(own, axis=1), axis=0)
-            values = np.array([_column(rows[:length], column) for rows, column in runs])
-            (drawn,) = panel.plot(across, values.mean(axis=0), marker=".", label=label)
-            if len(runs) > 1:
-                band = values.min(axis=0), values.max(axis=0)
-                panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
-        panel.set(xlabel=xlabel, ylabel=quantity)
-        panel.ticklabel_format(axis="x", scilimits=(-3, 5))
-    _save(figure, axes, paths)
-
-
-def draw_sensitivity(
-    points: Mapping[str, Mapping[float, Sequence[float]]],
-    line: tuple[str, Sequence[float]],
-    paths: Sequence[str | os.PathLike],
-    title: str,
-    x: str,
-    y: str,
-) -> None:
-    """Draws a score against a hyperparameter, its values evenly spaced, a line for the baseline.
-
-    Args:
-        points: method -> value -> its scores, one a seed; the bars go from least to greatest.
-        line: label and scores of the method that has no such hyperparameter.
-        paths, title: as for `draw_methods`.
-        x, y: what the axes show.
-    """
-    figure, (panel,) = _figure(1, title)
-    values = sorted({value for scores in points.values() for value in scores})
-    for method, scores in points.items():
-        places = [values.index(value) for value in sorted(scores)]
-        runs = np.array([scores[value] for value in sorted(scores)])
-        mean = runs.mean(axis=1)
-        bars = np.abs(np.stack([runs.min(axis=1), runs.max(axis=1)]) - mean)
-        panel.errorbar(places, mean, bars, marker="o", capsize=3, label=method)
-    panel.axhline(np.mean(line[1]), color="gray", linestyle="--", label=line[0])
-    panel.set(xlabel=x, ylabel=y)
-    panel.set_xticks(range(len(values)), [f"{value:g}" for value in values])
-    _save(figure, [panel], paths)
-
-
+@command("plot", lambda: help_of(__doc__, PLOT))
 def main(argv: list[str]) -> int:
-    """Compares run folders; returns the exit code."""
-    parser = arguments.Parser(prog="plot", description="Compares the curves of runs.")
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--x", choices=AXES, default="round", help="the horizontal axis")
-    parser.add_argument("--out", type=Path, default=Path("comparison.png"), help="file to write")
-    try:
-        asked, _ = arguments.read(parser, argv)
-        lines = {}
-        for folder in asked.folders:
-            own = _of_sweep(folder, asked.x) if _is_sweep(folder) else _of_run(folder, asked.x)
-            for label, runs in own.items():  # two sweeps may have chosen the same
-                lines[f"{folder}: {label}" if label in lines else label] = runs
-        # A dollar would begin a formula.
-        lines = {label.replace("$", r"\$"): runs for label, runs in lines.items()}
-        draw_methods(lines, [asked.out], "", asked.x)
-    except (OSError, ValueError) as error:
-        print("plot: " + " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    print(asked.out)
-    return 0
+    """Runs the command line `argv` and returns the exit code."""
+    given = flags.read(argv, PLOT, words="FOLDER")
+    options = flags.made(Options, given)
 
+    from .figures import curves
+    from .sweeps import lines
 
-def _is_sweep(folder: Path) -> bool:
-    return (folder / records.TRIALS).is_dir()
-
-
-def _of_run(folder: Path, x: str) -> dict[str, list[Rows]]:
-    rows, path = record.read_rows(folder), folder / record.METRICS
-    _check_drawn(rows, path, x)
-    return {str(folder): [rows]}
-
-
-def _of_sweep(folder: Path, x: str) -> dict[str, list[Rows]]:
-    """Of each method the rows of the chosen setting, those of one seed after another."""
-    every, found = records.read_all(folder), {}
-    for server, choice in records.choices(every).items():
-        own = [one for one in every if one["config"]["server"] == server]
-        members = records.settings(own).get(choice["chosen"], [])
-        for one in members:
-            _check_drawn(one["rows"], folder / one["name"], x)
-        if members:
-            found[choice["chosen"].removeprefix("server=")] = [one["rows"] for one in members]
-    if not found:
-        raise ValueError(f"{folder}: found no method with a finished trial, legal: at least one")
-    return found
-
-
-def _check_drawn(rows: Rows, path: Path, x: str) -> None:
-    """Refuses rows that cannot be drawn against `x`."""
-    if not rows:
-        raise ValueError(f"{path}: found no row, legal: at least one evaluation")
-    there = [
-        axis
-        for axis, (_, columns) in AXES.items()
-        if all(row.get(name) is not None for row in rows for name in columns)
-    ]
-    if x not in there:
-        raise ValueError(f"{path}: found rows without {x}, legal: --x of {', '.join(there)}")
-    records.check_rows(rows, path, AXES[x][1])
-
-
-def _column(rows: Rows, name: str) -> np.ndarray:
-    return np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
-
-
-def _figure(panels: int, title: str) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * max(panels, 1.4), 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    return figure, figure.subplots(1, panels, squeeze=False)[0]
-
-
-def _save(figure: Any, axes: Any, paths: Sequence[str | os.PathLike]) -> None:
-    for panel in axes:
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize="small", framealpha=0.6)
-    for path in paths:
-        kind = Path(path).suffix.removeprefix(".") or None
-        write_whole(path, partial(figure.savefig, dpi=120, format=kind))
+    drawn = {}
+    for folder in given.words:
+        for label, runs in lines.of_folder(Path(folder), options.x).items():
+            # Two sweeps may have chosen the same.
+            drawn[f"{folder}: {label}" if label in drawn else label] = runs
+    # A dollar would begin a formula.
+    drawn = {label.replace("$", r"\$"): runs for label, runs in drawn.items()}
+    curves.draw_methods(drawn, [options.out], "", options.x)
+    print(options.out)
+    return DONE
 
 
 if __name__ == "__main__":

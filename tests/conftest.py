@@ -46,10 +46,10 @@ def straight(tmp_path_factory):
     """A run of six rounds with an evaluation every second one: its folder and rows."""
     from small_runs import config_of
 
-    from experiments import train
+    from experiments.training import run
 
     folder = tmp_path_factory.mktemp("runs") / "straight"
-    path, rows = train.run(config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}"))
+    path, rows = run.run(config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}"))
     assert path == folder
     return folder, rows
 
@@ -59,6 +59,6 @@ def ready(tmp_path_factory):
     """The same run, prepared only."""
     from small_runs import config_of
 
-    from experiments import job
+    from experiments.training import run_setup
 
-    return job.prepare(config_of(f"--out_dir={tmp_path_factory.mktemp('runs') / 'ready'}"))
+    return run_setup.prepare(config_of(f"--out_dir={tmp_path_factory.mktemp('runs') / 'ready'}"))

@@ -28,7 +28,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments import flags
+from experiments.config.run_flags import RUN
 
 TIMES = int(os.environ.get("CCFL_FUZZ", "1"))
 # What a fuzz test is parametrised with: the share of its examples that it makes.
@@ -99,7 +99,7 @@ def written(write):
 
 def legal_config(config):
     for field in dataclasses.fields(config):
-        value, flag = getattr(config, field.name), flags.FLAGS[field.name]
+        value, flag = getattr(config, field.name), RUN[field.name]
         assert value is None or flag.domain.holds(value)
 
 

@@ -9,7 +9,7 @@ import optax
 
 import ccfl_jax as ccfl
 from ccfl_jax import Schedule, batches
-from experiments import debian_corpus
+from experiments.corpora.stackoverflow_files import Example, write
 
 FEATURES, CLASSES = 6, 3
 
@@ -147,9 +147,9 @@ def small_corpus(folder, seed=0):
     """A small corpus in the format of the Stack Overflow release, and what is read of it."""
     words = [f"w{k}" for k in range(6)]
     examples = [
-        debian_corpus.Example(split, client, words[k:], words[: k + 3], [f"t{(client + k) % 3}"])
+        Example(split, client, words[k:], words[: k + 3], [f"t{(client + k) % 3}"])
         for split in ("train", "test") for client in range(1, 9) for k in range(3)
     ]  # fmt: skip
-    debian_corpus.write(folder, examples)
+    write(folder, examples)
     limits = {"vocabulary": 5, "num_tags": 3, "cache_dir": folder / "cache", "max_test": 5}
     return ccfl.load_stackoverflow(folder, 4, seed, **limits)

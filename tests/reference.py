@@ -56,7 +56,7 @@ def simulate(rule, model, schedule, visit_batches, gradient, local_lr, divisor, 
     `gradient(client, model, rows)` the mean gradient of one batch.
     """
     models, state = [model], server_init(model)
-    for t in range(len(schedule.client)):
+    for t in range(schedule.num_rounds):
         uploads = []
         for slot, client in enumerate(schedule.client[t]):
             if not schedule.present[t][slot] or schedule.work[t][slot] == 0:

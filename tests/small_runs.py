@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 from ccfl_jax import checkpoints, record
-from experiments import flags, train
+from experiments import train
+from experiments.config import run_flags
 
 SMALL = [
     "--dataset=digits",
@@ -20,7 +21,7 @@ _CLOCKS = ("seconds", "compile_seconds")
 
 
 def config_of(*args):
-    return flags.parse(["train", *_BASE, *args])
+    return run_flags.parse(["train", *_BASE, *args])
 
 
 def main(*args):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from ccfl_jax.models import Logistic
-from experiments import bench, workloads
+from experiments import bench
+from experiments.benchmarks import measure, workloads
+from experiments.config import bench_flags
 
 MAIN = Path(__file__).parents[1]
 KEYS = {
@@ -46,19 +48,19 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def a_small_product(monkeypatch):
-    monkeypatch.setattr(bench, "_PRODUCT", 64)
+    monkeypatch.setattr(measure, "_PRODUCT", 64)
     monkeypatch.setattr(workloads, "TABLE_SIZE", (50, 12))
-    monkeypatch.setattr(bench, "_PIECES", 2)
+    monkeypatch.setattr(measure, "_PIECES", 2)
 
 
-@pytest.mark.parametrize("name", workloads.CASES)
+@pytest.mark.parametrize("name", bench_flags.WORKLOADS)
 def test_every_workload_runs(name, monkeypatch):
     monkeypatch.setattr(
         workloads, "ResNet20", lambda lowering: Logistic(10)
     )  # what counts here compiles in a moment
     monkeypatch.setattr(workloads, "CNN", lambda **lowering: Logistic(10))
     workload = SMALL[name]()
-    result = bench.measure(workload, 0.01)
+    result = measure.measure(workload, 0.01)
     assert result.keys() == KEYS
     rates = ("samples_per_s", "client_updates_per_s", "rounds_per_s", "gflops", "product_gflops")
     assert all(np.isfinite(result[rate]) and result[rate] > 0 for rate in rates)
@@ -74,11 +76,11 @@ def test_pieces_go_on_from_each_other(monkeypatch):
     """Samples counted are those of the schedule's rows, in order and round and round."""
     monkeypatch.setattr(workloads, "CNN", lambda **lowering: Logistic(10))
     workload = SMALL["fmnist_cnn"]()
-    advance = bench._prepare(workload, None, 1)
+    advance = measure._prepare(workload, None, 1)
     sizes = np.asarray(workload.data.sizes)
     for first, count in ((0, 1), (1, 2), (3, 3)):  # the last one passes the end
         rows = [k % 4 for k in range(first, first + count)]
-        info = advance(bench.cut(workload.schedule, first, count))
+        info = advance(measure.cut(workload.schedule, first, count))
         expected = [
             (workload.schedule.work[k] * sizes[workload.schedule.client[k]]).sum() for k in rows
         ]
@@ -92,7 +94,7 @@ def test_other_loops_take_turns_and_are_compared():
         seen.append(len(piece.client))
         return 1000
 
-    result = bench.measure(SMALL["logistic_many"](), 0.01, others={"loop": loop})
+    result = measure.measure(SMALL["logistic_many"](), 0.01, others={"loop": loop})
     assert set(seen) == {1} and len(seen) == result["pieces"] + 1  # one round to warm up
     other = result["against"]["loop"]
     assert other["times"] == pytest.approx(result["samples_per_s"] / other["samples_per_s"])
@@ -100,9 +102,9 @@ def test_other_loops_take_turns_and_are_compared():
 
 def test_useful_steps_by_hand():
     steps = np.array([[3, 1, 4, 1, 5]])
-    assert bench.useful_steps(steps, 1) == 1
-    assert bench.useful_steps(steps, 2) == 14 / (2 * 5 + 2 * 3 + 2 * 1)  # 5 4 | 3 1 | 1 -
-    assert bench.useful_steps(steps, 5) == 14 / (5 * 5)
+    assert measure.useful_steps(steps, 1) == 1
+    assert measure.useful_steps(steps, 2) == 14 / (2 * 5 + 2 * 3 + 2 * 1)  # 5 4 | 3 1 | 1 -
+    assert measure.useful_steps(steps, 5) == 14 / (5 * 5)
 
 
 def test_operations_of_the_networks():
@@ -126,23 +128,27 @@ def test_staleness_matches_the_concurrency():
         schedule = workloads.asynchronous(concurrency, num_clients=1000).schedule
         assert schedule.staleness.max() == delay
         assert (schedule.work == 5).all()
-        assert (schedule.staleness <= np.arange(len(schedule.client))[:, None]).all()
+        assert (schedule.staleness <= np.arange(schedule.num_rounds)[:, None]).all()
 
 
 def test_a_batch_size_replaces_that_of_every_case():
-    assert [s["batch_size"] for _, s in bench._cases("fmnist_cnn", None)] == [20, 50]
-    assert [s["batch_size"] for _, s in bench._cases("fmnist_cnn", 7)] == [7]
-    assert len(bench._cases("async", 7)) == 3
+    def sizes(workload, size=None):
+        options = bench_flags.Options(workload=workload, batch_size=size)
+        return [case.settings.get("batch_size") for case in bench_flags.cases(options)]
+
+    assert sizes("fmnist_cnn") == [20, 50]
+    assert sizes("fmnist_cnn", 7) == [7]
+    assert sizes("async", 7) == [7] * 3
 
 
 def test_command_line_writes_what_it_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(workloads.CASES, "logistic_many", ((SMALL["logistic_many"], {}),))
+    monkeypatch.setattr(workloads, "logistic_many", SMALL["logistic_many"])
     path = tmp_path / "bench.json"
     argv = ["bench", "--workload=logistic_many", "--seconds=0.01", f"--json={path}", "--lanes=3"]
     assert bench.main([*argv, "--devices=2"]) == 0
     (result,) = json.loads(path.read_text())
-    assert result.keys() == KEYS and result["lanes"] == 3 and result["devices"] == 2
-    assert "logistic_many B=10: " in capsys.readouterr().out
+    assert result.keys() == KEYS | {"case"} and result["lanes"] == 3 and result["devices"] == 2
+    assert "logistic_many: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -150,9 +156,10 @@ def test_command_line_writes_what_it_measured(tmp_path, monkeypatch, capsys):
 )
 def test_wrong_flags_are_refused(flag, capsys):
     name, value = flag.split("=")
+    value = {"0": "0.0", "-1": "-1"}.get(value, repr(value))
     assert bench.main(["bench", flag]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"bench: {name}: found '{value}', legal: ") and error.count("\n") == 1
+    assert error.startswith(f"bench: {name}: found {value}, legal: ") and error.count("\n") == 1
 
 
 def test_more_devices_than_there_are_are_refused(capsys):
@@ -162,7 +169,7 @@ def test_more_devices_than_there_are_are_refused(capsys):
 
 def test_without_torch_the_comparison_is_refused(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "experiments.bench_torch", raising=False)
+    monkeypatch.delitem(sys.modules, "experiments.benchmarks.torch_loops", raising=False)
     assert bench.main(["bench", "--against=torch"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "--against: found torch" in error
@@ -173,14 +180,14 @@ def test_the_library_does_not_import_the_experiments():
     assert subprocess.run([sys.executable, "-c", code], cwd=MAIN).returncode == 0
 
 
-@pytest.mark.parametrize("name", workloads.CASES)
+@pytest.mark.parametrize("name", bench_flags.WORKLOADS)
 def test_torch_loops_count_the_same_samples(name, monkeypatch):
     pytest.importorskip("torch")
-    from experiments import bench_torch
+    from experiments.benchmarks import torch_loops
 
-    monkeypatch.setattr(bench_torch, "TABLE_SIZE", workloads.TABLE_SIZE)
+    monkeypatch.setattr(torch_loops, "TABLE_SIZE", workloads.TABLE_SIZE)
     workload = SMALL[name]()
     piece = workload.schedule.rounds(0, 2)
-    ours = bench._prepare(workload, None, 1)(piece).samples.sum()
-    for loop in bench_torch.loops(workload).values():
+    ours = measure._prepare(workload, None, 1)(piece).samples.sum()
+    for loop in torch_loops.loops(workload).values():
         assert loop(piece) == ours

@@ -1,10 +1,11 @@
-"""experiments/build.py: every model that a data set may be learnt by is built for its samples."""
+"""training/parts.py: every model that a data set may be learnt by is built for its samples."""
 
 import jax
 import numpy as np
 import pytest
 
-from experiments import build, rules
+from experiments.config import flag_rules, run_flags
+from experiments.training import parts
 
 SHAPES = {
     "digits": ((8, 8, 1), np.float32),
@@ -27,11 +28,11 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(
-    ("dataset", "model"), [(d, m) for d, models in rules.MODELS.items() for m in models]
+    ("dataset", "model"), [(d, m) for d, known in flag_rules.DATASETS.items() for m in known.models]
 )
 def test_every_pair_of_data_and_model_is_a_task(dataset, model):
     shape, dtype = SHAPES[dataset]
-    task = build.task(dataset, model, "float32", {"x": np.zeros((2, *shape), dtype)})
+    task = parts.task(dataset, model, "float32", {"x": np.zeros((2, *shape), dtype)})
     params = jax.eval_shape(task.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert count == PARAMETERS.get((dataset, model), count)
@@ -44,7 +45,7 @@ def test_cifar_is_cropped_in_training_and_never_in_evaluation():
     images = {"cifar10": (32, 32, 3), "fashion_mnist": (28, 28, 1)}
     for dataset, shape in images.items():
         x = np.full((8, *shape), 255, np.uint8)
-        task = build.task(dataset, "logistic", "float32", {"x": x})
+        task = parts.task(dataset, "logistic", "float32", {"x": x})
         params = task.init(jax.random.key(0))
         batch, mask = {"x": x, "y": np.arange(8, dtype=np.int32)}, np.ones(8, bool)
         losses = {float(task.loss(params, batch, mask, jax.random.key(k))) for k in range(4)}
@@ -57,12 +58,10 @@ def test_cifar_is_cropped_in_training_and_never_in_evaluation():
 
 
 def test_data_of_drawn_clients_hang_on_the_seed():
-    from experiments import flags
-
     base = ["x", "--server_lr=1", "--data_dir=d"]
     texts = ["--dataset=stackoverflow", "--model=tags", "--partition=natural"]
     sources = {
-        build.source(flags.parse([*base, *own, f"--seed={seed}"]))
+        parts.source(run_flags.parse([*base, *own, f"--seed={seed}"]))
         for own in (texts, [])
         for seed in (0, 1)
     }

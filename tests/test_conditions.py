@@ -1,10 +1,12 @@
-"""experiments/conditions.py: the theorem's conditions for a run's own schedule and clients."""
+"""training/theorem_report.py: the theorem's conditions for a run's own schedule and clients."""
 
 import numpy as np
 import pytest
 
 import ccfl_jax as ccfl
-from experiments import conditions, flags, train
+from experiments import train
+from experiments.config import run_flags
+from experiments.training import theorem_report
 
 _ARGS = [
     "--dataset=digits",
@@ -33,8 +35,8 @@ SIZES = np.array([8, 20, 5, 0])
 def test_steps_come_from_the_clients_that_are_visited(unit, most):
     """Epochs times ceil(n / 8): 2, 3 * 3 and 1; client 3 has no samples and so takes no step.
     In steps the work itself: 2, 3 and 1. The first condition is eta_l <= 1 / (8 K L)."""
-    config = flags.parse(["train", *_ARGS, unit])
-    found = conditions.lines(config, SCHEDULE, SIZES)
+    config = run_flags.parse(["train", *_ARGS, unit])
+    found = theorem_report.lines(config, SCHEDULE, SIZES)
     assert f"eta_l <= 1/(8 K L): 0.01 and {1 / (8 * most * 2):.4g}, " in found[0]
     assert sum("(paper)" in line for line in found) == 4
     assert sum("(consistent)" in line for line in found) == 5
@@ -58,4 +60,4 @@ def test_the_header_shows_them_where_they_are_asked_for(tmp_path, capsys):
 )
 def test_they_are_those_of_one_method_and_of_both_constants(args):
     with pytest.raises(ValueError, match="--smoothness and --gradient_bound together"):
-        flags.parse(["train", "--server=cc_fedadagrad", "--server_lr=1", *args])
+        run_flags.parse(["train", "--server=cc_fedadagrad", "--server_lr=1", *args])

@@ -15,6 +15,7 @@ import pytest
 from ccfl_jax.data.stackoverflow import load_stackoverflow
 from ccfl_jax.data.tf_example import decode_example
 from experiments import debian_corpus
+from experiments.corpora import apt_lists, debian, stackoverflow_files
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "debian_tags"
 ANN, BOB = "Ann A <ann@example.org>", "Bob <bob@example.org>"
@@ -80,7 +81,7 @@ def rows(out, table):
 
 
 def test_examples_are_the_tagged_packages_by_name(tmp_path):
-    examples = debian_corpus.read_examples(write(tmp_path))
+    examples = debian.read_examples(write(tmp_path))
     assert [(e.client, e.title[0], e.tags) for e in examples] == [
         (0, "apt's", ["role::program"]),
         (0, "bat", ["use::checking"]),
@@ -109,7 +110,7 @@ def test_examples_are_the_tagged_packages_by_name(tmp_path):
     ],
 )
 def test_texts_are_treated_as_in_the_release(text, expected):
-    assert " ".join(debian_corpus.tokens(text)) == expected
+    assert " ".join(debian.tokens(text)) == expected
 
 
 def test_the_files_have_the_release_s_form(tmp_path, capsys):
@@ -117,12 +118,12 @@ def test_the_files_have_the_release_s_form(tmp_path, capsys):
     long = "".join(translation(f"p{k:02d}", f"word{k % 2} all") for k in range(12))
     files = write(tmp_path, PACKAGES + many, TRANSLATIONS + long)
     out = tmp_path / "out"
-    assert run(out, "--packages", *files) == 0
+    assert run(out, *files) == 0
     line = capsys.readouterr().out
     # Client 0 is held out; Bob's are p00..p11, ubuntu and zip: the 5th and 10th are p04 and p09.
     assert "2 clients, 17 examples (train 12, test 2, heldout 3), 6 tags" in line
     assert "0 examples without a body, from 2 lists" in line
-    assert sorted(path.name for path in out.iterdir()) == sorted(debian_corpus.OUTPUT)
+    assert sorted(path.name for path in out.iterdir()) == sorted(stackoverflow_files.OUTPUT)
     stored = rows(out, "examples")
     assert Counter(row[:2] for row in stored) == {
         (split, client): count for client, split, count in rows(out, "client_metadata")
@@ -153,7 +154,7 @@ def test_the_reader_reads_it(tmp_path):
                 name, f"m{client}", "common::tag" if k else "rare::tag"
             )
             everything["translations"] += translation(name, f"shared own{client}")
-    assert run(tmp_path / "out", "--packages", *write(tmp_path, **everything)) == 0
+    assert run(tmp_path / "out", *write(tmp_path, **everything)) == 0
     train, test, counts = load_stackoverflow(
         tmp_path / "out", vocabulary=11, num_tags=2, max_words=5, cache_dir=tmp_path / "cache"
     )
@@ -176,30 +177,30 @@ def test_the_same_lists_give_the_same_bytes(tmp_path):
     ]
     zipped[0].write_bytes(gzip.compress(files[0].read_bytes()))
     zipped[1].write_bytes(lzma.compress(files[1].read_bytes()))
-    assert run(tmp_path / "a", "--packages", *files) == 0
-    assert run(tmp_path / "b", f"--packages={zipped[1]}", f"--packages={zipped[0]}") == 0
-    for name in debian_corpus.OUTPUT:
+    assert run(tmp_path / "a", *files) == 0
+    assert run(tmp_path / "b", zipped[1], zipped[0]) == 0
+    for name in stackoverflow_files.OUTPUT:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 @pytest.mark.skipif(
-    not (shutil.which("lz4") and Path(debian_corpus._APT_HELPER).exists()),
+    not (shutil.which("lz4") and Path(apt_lists._APT_HELPER).exists()),
     reason="needs lz4 and apt-helper",
 )
 def test_lists_that_apt_has_compressed(tmp_path, capsys):
     files = write(tmp_path)
     packed = files[0].with_name("debian_Packages.lz4")
-    debian_corpus.subprocess.run(["lz4", "-q", str(files[0]), str(packed)], check=True)
-    assert debian_corpus.read_examples([packed, files[1]]) == debian_corpus.read_examples(files)
+    apt_lists.subprocess.run(["lz4", "-q", str(files[0]), str(packed)], check=True)
+    assert debian.read_examples([packed, files[1]]) == debian.read_examples(files)
     packed.write_bytes(packed.read_bytes()[:-30])
-    assert f"{packed}: " in complaint(capsys, tmp_path / "out", "--packages", packed)
+    assert f"{packed}: " in complaint(capsys, tmp_path / "out", packed)
 
 
 def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
     lists = write(tmp_path / "lists")[0].parent
     for other in ("debian_Translation-de", "debian_Sources", "debian_InRelease"):
         (lists / other).write_text("x")
-    monkeypatch.setattr(debian_corpus, "LISTS", lists)
+    monkeypatch.setattr(apt_lists, "LISTS", lists)
     assert run(tmp_path / "out") == 0
     assert "5 examples" in capsys.readouterr().out
     (lists / "debian_Translation-en").unlink()
@@ -223,39 +224,39 @@ def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
 )
 def test_lists_that_are_no_lists_are_refused(tmp_path, capsys, packages, message):
     files = write(tmp_path, packages)
-    assert message in complaint(capsys, tmp_path / "out", "--packages", *files)
+    assert message in complaint(capsys, tmp_path / "out", *files)
     assert not (tmp_path / "out").exists()
 
 
 def test_other_bad_input_is_refused(tmp_path, capsys):
     files = write(tmp_path)
-    text = complaint(capsys, tmp_path / "out", "--packages", files[0].parent / "nothing")
+    text = complaint(capsys, tmp_path / "out", files[0].parent / "nothing")
     assert "No such file" in text
     short = write(tmp_path / "short", record("a"), translation("b", "text"))
-    text = complaint(capsys, tmp_path / "out", "--packages", *short)
+    text = complaint(capsys, tmp_path / "out", *short)
     assert "found no long description" in text and "--fetch" in text
     (tmp_path / "cut.gz").write_bytes(gzip.compress(files[0].read_bytes())[:-20])
-    assert "cut.gz: " in complaint(capsys, tmp_path / "out", "--packages", tmp_path / "cut.gz")
+    assert "cut.gz: " in complaint(capsys, tmp_path / "out", tmp_path / "cut.gz")
     (tmp_path / "latin").write_bytes(b"Package: \xff\n")
-    assert "latin: " in complaint(capsys, tmp_path / "out", "--packages", tmp_path / "latin")
+    assert "latin: " in complaint(capsys, tmp_path / "out", tmp_path / "latin")
     assert "--fetch: found 'a b'" in complaint(capsys, tmp_path / "out", "--fetch=a b")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "tag_count").write_text("mine")
-    text = complaint(capsys, tmp_path / "full", "--packages", *files)
+    text = complaint(capsys, tmp_path / "full", *files)
     assert "--out_dir: found tag_count" in text
     assert (tmp_path / "full" / "tag_count").read_text() == "mine"
 
 
 def machine_lists():
-    return sorted(debian_corpus.LISTS.glob("*bookworm_main_binary-*_Packages*"))
+    return sorted(apt_lists.LISTS.glob("*bookworm_main_binary-*_Packages*"))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no corpus in {SHARED}")
-@pytest.mark.skipif(not machine_lists(), reason=f"no bookworm lists in {debian_corpus.LISTS}")
+@pytest.mark.skipif(not machine_lists(), reason=f"no bookworm lists in {apt_lists.LISTS}")
 def test_this_machine_s_lists_give_about_the_known_corpus(monkeypatch):
     # The known corpus leaves out what security updates have replaced, which are untagged.
-    monkeypatch.setattr(debian_corpus, "tokens", lambda text: ["word"])
-    examples = debian_corpus.read_examples(machine_lists())
+    monkeypatch.setattr(debian, "tokens", lambda text: ["word"])
+    examples = debian.read_examples(machine_lists())
     assert len(examples) == pytest.approx(29_770, rel=0.03)
     assert len({e.client for e in examples}) == pytest.approx(1_810, rel=0.03)
     counts = json.loads((SHARED / "tag_count").read_text())

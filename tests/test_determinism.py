@@ -16,7 +16,9 @@ from problems import federated, small_corpus, softmax_task
 
 import ccfl_jax as ccfl
 from ccfl_jax.data.synthetic import synthetic
-from experiments import debian_corpus, sweep, train, workloads
+from experiments import sweep, train
+from experiments.benchmarks import workloads
+from experiments.corpora import debian
 
 ROOT = Path(__file__).parents[1]
 RUN = [
@@ -93,7 +95,7 @@ def lists(folder):
         for k in range(9)
     )
     (folder / "a_Packages").write_text(text)
-    return debian_corpus.read_examples([folder / "a_Packages"])
+    return debian.read_examples([folder / "a_Packages"])
 
 
 def cifar(folder):

@@ -71,7 +71,7 @@ def test_trials_spread_over_devices_are_the_same_runs():
     data, _, _ = federated(SIZES)
     task, rates = softmax_task(), np.linspace(0, 0.7, 8, dtype=np.float32)
     schedule = ccfl.random_schedule(2, 4, len(SIZES), 3, max_delay=0)
-    slots = jax.tree.map(jnp.asarray, ccfl.Schedule(*schedule[:4]))
+    slots = jax.tree.map(jnp.asarray, schedule)
 
     def trial(rate):
         round_fn = ccfl.build_round(task, ccfl.cc_fedams(rate), 0.1, 4)

@@ -9,7 +9,9 @@ from problems import make_schedule, values_of, values_task
 
 import ccfl_jax as ccfl
 from ccfl_jax.data import read_idx
-from experiments import build, debian_corpus, flags, train
+from experiments.config import run_flags
+from experiments.corpora import stackoverflow_files
+from experiments.training import parts, run
 
 # 60,000 labels of ten balanced classes.
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10, dtype=np.int32), 6000))
@@ -46,30 +48,30 @@ def test_pt_07_a_number_is_the_same_client_in_data_and_schedule():
 
 def test_pt_10_as_many_clients_as_asked_for_or_both_numbers():
     """Ten clients of six samples, and of data that come with seven clients."""
-    parts = ccfl.partition_iid(np.zeros(6, int), 10, seed=0)
-    assert [len(part) for part in parts] == [1] * 6 + [0] * 4
+    dealt = ccfl.partition_iid(np.zeros(6, int), 10, seed=0)
+    assert [len(own) for own in dealt] == [1] * 6 + [0] * 4
     with pytest.raises(ValueError, match="10 .*need 100, have 6"):
         ccfl.partition_dirichlet(np.zeros(6, int), 10, 0.5, seed=0)
     args = ["--dataset=synthetic", "--model=logistic", "--partition=natural", "--server_lr=1"]
-    config = flags.parse(["train", *args, "--num_clients=10"])
+    config = run_flags.parse(["train", *args, "--num_clients=10"])
     with pytest.raises(ValueError, match="--num_clients: found 10 .*, legal: 7, the clients of"):
-        build.clients(config, {"y": np.zeros(7, int), "client": np.arange(7)})
+        parts.clients(config, {"y": np.zeros(7, int), "client": np.arange(7)})
 
 
 def test_pt_10_a_run_says_how_many_clients_have_too_few_samples(tmp_path, capsys):
     """Six clients with 1, 2, 3 and three times 4 samples, of which 3 are asked for."""
     words, tags = [f"w{k}" for k in range(10_000)], [f"t{k}" for k in range(500)]
     examples = [
-        debian_corpus.Example(split, client, words[:5], words, tags)
+        stackoverflow_files.Example(split, client, words[:5], words, tags)
         for client in range(6)
         for split in ("train", "test")
         for _ in range(min(client + 1, 4))
     ]
-    debian_corpus.write(tmp_path / "corpus", examples)
+    stackoverflow_files.write(tmp_path / "corpus", examples)
     asked = ["--dataset=stackoverflow", "--model=tags", "--partition=natural", "--rounds=1"]
     asked += ["--num_clients=3", "--buffer_size=2", "--min_examples=3", "--server_lr=1"]
     asked += [f"--data_dir={tmp_path}/corpus", f"--out_dir={tmp_path}/run"]
-    train.run(flags.parse(["train", *asked]))
+    run.run(run_flags.parse(["train", *asked]))
     assert "; 2 more have fewer than 3 and are left out" in capsys.readouterr().out
 
 
@@ -95,13 +97,13 @@ def test_ds_07_no_test_sample_is_in_a_clients_hands(monkeypatch):
     ids = np.arange(500, dtype=np.float32).reshape(500, 1, 1, 1)
     labels = np.arange(500, dtype=np.int32) % 10
     is_test = np.arange(500) % 5 == 0
-    parts = [{"x": ids[one], "y": labels[one]} for one in (~is_test, is_test)]
-    monkeypatch.setattr(ccfl, "load_dataset", lambda name, data_dir: tuple(parts))
+    both = [{"x": ids[one], "y": labels[one]} for one in (~is_test, is_test)]
+    monkeypatch.setattr(ccfl, "load_dataset", lambda name, data_dir: tuple(both))
     args = ["x", "--dataset=digits", "--model=logistic", "--num_clients=12", "--server_lr=1"]
     for partition in ("iid", "dirichlet", "dirichlet_client"):
-        config = flags.parse([*args, f"--partition={partition}"])
-        own, test, _ = build.load(*build.source(config))
-        data = ccfl.FederatedData.from_offsets(own, *build.owners(config, own))
+        config = run_flags.parse([*args, f"--partition={partition}"])
+        own, test, _ = parts.load(*parts.source(config))
+        data = ccfl.FederatedData.from_offsets(own, *parts.owners(config, own))
         held = np.concatenate([data.client(client)["x"].ravel() for client in range(12)])
         assert sorted(held) == np.flatnonzero(~is_test).tolist()
         assert not set(held) & set(test["x"].ravel())

@@ -1,8 +1,9 @@
-"""experiments/flags.py: every legal setting is taken as given, every other one ends in one line."""
+"""config/: every legal setting is taken as given, every other one ends in one line."""
 
 import dataclasses
 import inspect
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,16 @@ from hypothesis import strategies as st
 
 import ccfl_jax as ccfl
 from ccfl_jax.data import NUM_CLASSES
-from experiments import flags
+from experiments import train
+from experiments.config import command, flag, flag_rules, run_flags
+from experiments.config.run_flags import RUN, Config
 
-_PRESETS = sorted((Path(flags.__file__).parent / "presets").glob("*.flags"))
+ROOT = Path(__file__).parents[1]
+_PRESETS = sorted((ROOT / "experiments/presets").glob("*.flags"))
 
 
 def _parse(*args):
-    return flags.parse(["train", *args])
+    return run_flags.parse(["train", *args])
 
 
 def _message(*args):
@@ -205,13 +209,15 @@ def test_value_outside_its_domain(name, value, found, legal):
         (["--resume", "False"], ["leftover word", "'False'", "--noresume"]),
         (["--out_dir=a", "b"], ["leftover word", "'b'"]),
         (["b" * 9000], ["leftover word: found 'bbb", "bbb, legal: only --flag=value"]),
-        # The nearest flag is looked for a call deep for each letter.
-        (["--" + "b" * 5998 + "=1"], ["found one of 6000 letters, '--bbb"]),
-        (["--seeds=0,", "1"], ["seeds", "Did you mean: seed"]),
-        (["--sever_lr=1"], ["sever_lr", "server_lr"]),
+        (["--" + "b" * 5998 + "=1"], ["--bbb", "bbb: found on the command line"]),
+        (["-x"], ["-x: found on the command line"]),
+        (["-"], ["leftover word", "'-'"]),
+        (["--", "--seed=1"], ["leftover word", "'--seed=1'"]),
+        (["--seeds=0,", "1"], ["--seeds", "did you mean --seed?"]),
+        (["--sever_lr=1"], ["--sever_lr: found on", "did you mean --server_lr?"]),
         (["--undefok=x", "--x=1"], ["undefok"]),
         (["--noprogress=1"], ["--noprogress", "does not take an argument"]),
-        (["--rounds"], ["--rounds", "Missing value"]),
+        (["--rounds"], ["--rounds: found no value, legal: a whole number"]),
         (["--flagfile=no/such.flags"], ["no/such.flags"]),
     ],
 )
@@ -252,28 +258,72 @@ def test_local_work_is_taken_exactly_where_the_schedule_takes_it(local_epochs, r
 
 
 def test_servers_have_the_hyperparameters_of_the_library():
-    for server, names in flags.SERVERS.items():
+    for server, names in flag_rules.SERVERS.items():
         parameters = list(inspect.signature(getattr(ccfl, server)).parameters)
         assert parameters == ([] if server == "cc_fedavg" else ["learning_rate", *names])
 
 
 def test_datasets_are_those_of_the_library():
-    assert set(flags.DATASETS) == set(NUM_CLASSES)
+    assert set(flag_rules.DATASETS) == set(NUM_CLASSES)
 
 
 def test_help_names_every_field():
-    text = flags.help_text()
-    for field in dataclasses.fields(flags.Config):
+    text = command.help_of(train.__doc__, RUN)
+    for field in dataclasses.fields(Config):
         assert f"--{field.name}" in text
     assert max(len(line) for line in text.splitlines()) <= 100
 
 
 @pytest.mark.parametrize("preset", _PRESETS, ids=lambda path: path.stem)
 def test_presets_parse(preset):
-    assert len(_PRESETS) == 3
-    assert _parse(f"--flagfile={preset}").server == "cc_fedams"
+    assert len(_PRESETS) == 3 and preset.stem in flag.presets()
+    config = _parse(f"--flagfile={preset}")
+    assert config.server == "cc_fedams" and config == _parse(f"--preset={preset.stem}")
     # Another method needs no more than its own name and rate.
-    assert _parse(f"--flagfile={preset}", "--server=cc_fedsgd", "--server_lr=1").b2 is None
+    assert _parse(f"--preset={preset.stem}", "--server=cc_fedsgd", "--server_lr=1").b2 is None
+
+
+def test_an_unknown_preset_is_answered_with_the_nearest():
+    message = _message("--preset=digit")
+    assert message == (
+        "--preset: found 'digit', legal: digits, fmnist_cnn, synthetic; did you mean digits?"
+    )
+
+
+# As a run or a sweep goes on these may differ: a run may become longer too, a trial may not.
+_ALWAYS = {
+    *("lanes", "devices", "data_memory", "progress", "resume", "overwrite", "out_dir"),
+    *("compilation_cache", "coordinator", "num_processes", "process_id", "smoothness"),
+    *("gradient_bound", "checkpoint_every", "keep_checkpoints"),
+}
+
+
+def test_what_may_change_as_a_run_or_a_sweep_goes_on():
+    assert run_flags.free(a_run=False) == _ALWAYS
+    assert run_flags.free(a_run=True) == _ALWAYS | {"rounds", "eval_every", "max_rejected"}
+
+
+def test_what_a_sweep_may_vary_are_numbers_of_the_program_the_method_and_the_seed():
+    assert {name for name, one in RUN.items() if one.varies} == {
+        "local_lr", "seed", "server", "server_lr", *flag_rules.HYPERPARAMETERS
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["--helpfull", "--help=x", "-h", "--helpshort", "-help"])
+def test_every_way_to_ask_for_help_gets_it(word, capsys):
+    assert train.main(["train", "--seed=1", word]) == 0
+    assert capsys.readouterr().out.strip() == command.help_of(train.__doc__, RUN)
+
+
+@pytest.mark.parametrize("name", ["train", "sweep", "schedule", "reproduce", "plot", "bench"])
+def test_help_may_be_cut_off_by_its_reader(name):
+    """As by `| head -0`: the pipe is closed before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", f"experiments.{name}", "--help"]
+    done = subprocess.run(line, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 _LIGHT = """
@@ -293,12 +343,12 @@ def test_help_and_complaints_load_nothing(tmp_path, arg, code):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(flags.__file__).parents[1])},
+        env={"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     if code == 0:
-        assert done.stdout.strip() == flags.help_text()
+        assert done.stdout.strip() == command.help_of(train.__doc__, RUN)
     else:
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 1

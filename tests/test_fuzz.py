@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import corpus
+import jax
 import numpy as np
 import pytest
 import test_cifar
@@ -24,7 +25,12 @@ from fuzzing import SHARES, Reader, check_reader, legal_config, written
 
 from ccfl_jax import Schedule, config_file, record
 from ccfl_jax import data as fd
-from experiments import debian_corpus, flags, paper, plot, records, table
+from experiments.config import run_flags
+from experiments.config.sweep_flags import Trial
+from experiments.corpora import debian
+from experiments.figures import curves
+from experiments.paper import presets
+from experiments.sweeps import lines, results, selection, summaries
 
 # What is legal, and what is promised.
 
@@ -119,7 +125,7 @@ def zipped_beside(name):
 def read_schedule(folder):
     found = Schedule.load(folder / "schedule.npz")
     dtypes = (np.int32, np.int32, np.int32, np.bool_)
-    for array, dtype in zip(found, dtypes, strict=False):
+    for array, dtype in zip(jax.tree.leaves(found), dtypes, strict=False):
         assert array.dtype == dtype and array.shape == found.client.shape
         assert array.size == 0 or 0 <= array.min() <= array.max()
     assert found.present.sum() == np.count_nonzero(found.present)
@@ -128,7 +134,7 @@ def read_schedule(folder):
     found.check()
 
 
-CONFIG = flags.parse(["x", "--server_lr=0.5"])
+CONFIG = run_flags.parse(["x", "--server_lr=0.5"])
 ROWS = [
     {
         "round": 10 * k,
@@ -150,7 +156,8 @@ RUN = {
     ).encode(),
     record.METRICS: b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
 }
-TRIAL = json.dumps(records.made("server_lr=0.5", CONFIG, ROWS)).encode()
+TRIAL = Trial({"server_lr": "0.5"}, CONFIG)
+TRIAL_FILE = json.dumps(results.made(TRIAL, ROWS)._asdict()).encode()
 
 
 def read_rows(folder):
@@ -163,50 +170,52 @@ def check_config(folder):
 
 
 def read_trial(folder):
-    path = folder / records.TRIALS / "server_lr=0.5.json"
+    path = folder / results.TRIALS / "server_lr=0.5.json"
     path.parent.mkdir()
     (folder / "server_lr=0.5.json").rename(path)
     try:
-        for name, one in records.read(folder, {"server_lr=0.5": CONFIG}).items():
-            assert name == one["name"] and one["status"] in ("finished", "diverged")
+        for name, one in results.read(folder, {"server_lr=0.5": TRIAL}).items():
+            assert name == one.name and one.status in ("finished", "diverged")
             # What a sweep and a reproduction do with it.
-            assert records.line(one) and records.choices([one]) and records.finals([one])
+            assert results.line(one) and selection.choices([one]) and selection.finals([one])
     finally:
         path.rename(folder / path.name)
         path.parent.rmdir()
 
 
 def read_table(folder):
-    cells = table.row(folder)
-    assert len(cells) == 7 and all(isinstance(cell, str) for cell in cells)
+    (row,) = summaries.of_folder(folder)
+    assert len(row) == 7 and all(isinstance(cell, str) for cell in row.values())
 
 
 def read_curves(folder):
-    ((rows,),) = plot._of_run(folder, "seconds").values()
+    ((rows,),) = lines.of_folder(folder, "seconds").values()
     for name in ("seconds", "round", "train_accuracy", "test_accuracy"):
         if name in rows[0]:
-            assert np.isfinite(plot._column(rows, name)[~np.isnan(plot._column(rows, name))]).all()
+            assert np.isfinite(
+                curves._column(rows, name)[~np.isnan(curves._column(rows, name))]
+            ).all()
 
 
 def draw_curves(folder):
-    ((rows,),) = plot._of_run(folder, "seconds").values()
+    ((rows,),) = lines.of_folder(folder, "seconds").values()
     with tempfile.TemporaryDirectory() as elsewhere:
-        plot.draw_methods({"a": [rows]}, [Path(elsewhere) / "drawn.png"], "", "seconds")
+        curves.draw_methods({"a": [rows]}, [Path(elsewhere) / "drawn.png"], "", "seconds")
 
 
 def read_flag_file(folder):
-    legal_config(flags.parse(["x", f"--flagfile={folder / 'a.flags'}"]))
+    legal_config(run_flags.parse(["x", f"--flagfile={folder / 'a.flags'}"]))
 
 
 def read_presets(folder):
-    before = paper._FILE
-    paper._FILE = folder / "paper.toml"
+    before = presets._FILE
+    presets._FILE = folder / "paper.toml"
     try:
-        for name in paper.names():
+        for name in presets.names():
             if name == "fig3_beta":
-                paper.trial(paper.preset(name, {}), {"server": "cc_fedadam", "server_lr": 1.0})
+                presets.trial(presets.preset(name, {}), {"server": "cc_fedadam", "server_lr": 1.0})
     finally:
-        paper._FILE = before
+        presets._FILE = before
 
 
 PACKAGES = b"""Package: a
@@ -227,7 +236,7 @@ LONG = b"Package: a\nDescription-md5: 1\nDescription-en: short\n long text\n .\n
 
 
 def read_lists(folder):
-    for example in debian_corpus.read_examples(sorted(folder.iterdir())):
+    for example in debian.read_examples(sorted(folder.iterdir())):
         assert example.split in ("train", "test", "heldout") and example.client >= 0
         assert all(isinstance(word, str) for word in example.title + example.body + example.tags)
 
@@ -237,7 +246,7 @@ FASHION = written(lambda folder: test_sources.write_fashion(folder))
 CORPUS = written(lambda folder: corpus.write(folder))
 MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
 NPZ = written(lambda folder: SCHEDULE.save(folder / "schedule.npz"))
-PRESETS = (Path(paper.__file__).parent / "presets").resolve()
+PRESETS = presets._FILE.parent
 
 READERS = {
     "IDX": Reader({"numbers.idx": IDX}, read_idx),
@@ -277,7 +286,7 @@ READERS = {
     },
     "rows": Reader({record.METRICS: RUN[record.METRICS]}, read_rows),
     "settings": Reader({config_file.CONFIG: RUN[config_file.CONFIG]}, check_config, named="folder"),
-    "trial": Reader({"server_lr=0.5.json": TRIAL}, read_trial, examples=800),
+    "trial": Reader({"server_lr=0.5.json": TRIAL_FILE}, read_trial, examples=800),
     "table": Reader(RUN, read_table),
     "curves": Reader({record.METRICS: RUN[record.METRICS]}, read_curves),
     "drawn curves": Reader({record.METRICS: RUN[record.METRICS]}, draw_curves, examples=20),

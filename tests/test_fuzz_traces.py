@@ -8,9 +8,9 @@ from fuzzing import SHARES, Reader, check_reader, written
 from ccfl_jax import Schedule, clock_schedule, speed, traces
 from ccfl_jax.availability import always
 from ccfl_jax.clock import Server
+from ccfl_jax.event_log import EventLog
 from ccfl_jax.windows import check_windows
-from experiments import worlds
-from experiments.schedule import describe
+from experiments.schedules.describe import describe
 
 
 def read_windows(read, name):
@@ -34,12 +34,13 @@ def write_clock(folder):
     server = Server(2, 4, max_staleness=1)
     schedule, log = clock_schedule(0, 10, devices, always(6), server)
     schedule.save(folder / "a.npz")
-    worlds.save_log(log, folder / "a.log.npz")
+    log.save(folder / "a.log.npz")
 
 
 def read_clock(folder):
     schedule = Schedule.load(folder / "a.npz")
-    log = worlds.load_log(folder / "a.log.npz", schedule)
+    log = EventLog.load(folder / "a.log.npz")
+    log.makes(schedule)
     assert sum(log.counts().values()) == len(log.client)
     clients = schedule.num_clients or int(schedule.client.max(initial=0)) + 1
     if clients < 1000:

@@ -1,6 +1,7 @@
 """Every parser of a command line, fed as `fuzzing` says."""
 
 import contextlib
+import dataclasses
 import io
 import string
 from pathlib import Path
@@ -10,7 +11,11 @@ from absl import flags as absl_flags
 from fuzzing import SHARES, bounded, feed, legal_config, one_line
 from hypothesis import strategies as st
 
-from experiments import flags, records, reproduce, schedule_flags, sweep_flags
+from experiments import reproduce
+from experiments.config import flag, run_flags, schedule_flags, sweep_flags
+from experiments.config.run_flags import RUN
+from experiments.paper import reproduction
+from experiments.sweeps import results
 
 WORDS = """0 -1 1 2 0.5 1e400 1e-320 nan inf -inf 0x10 1_000 true false None , = - -- / ../../x % '
     cc_fedams cc_fedavg cc_fedsgd digits fashion_mnist stackoverflow synthetic mlp cnn natural iid
@@ -23,14 +28,14 @@ VALUES = st.one_of(
 )
 
 
-def plausible(name, known=flags.FLAGS):
+def plausible(name, known=RUN):
     """A flag as it may well be meant."""
     domain = known[name].domain
     if domain.define is absl_flags.DEFINE_boolean:
         return st.sampled_from([f"--{name}", f"--no{name}"])
     own = {absl_flags.DEFINE_integer: "0 1 2 3 5", absl_flags.DEFINE_float: "0 0.1 0.5 1 2 1e-3"}
     values = own.get(domain.define, "a b/c").split()
-    if domain.define is absl_flags.DEFINE_string and domain is not flags.PATH:
+    if domain.define is absl_flags.DEFINE_string and domain is not flag.PATH:
         values = domain.legal.split(", ")
     return st.sampled_from(values).map(lambda value: f"--{name}={value}")
 
@@ -47,7 +52,7 @@ def word(names):
 @st.composite
 def words(draw, names, always):
     """A command line: first what it needs, then flags that may be meant, and sometimes others."""
-    meant = st.sampled_from(sorted(flags.FLAGS)).flatmap(plausible)
+    meant = st.sampled_from(sorted(RUN)).flatmap(plausible)
     made = draw(st.lists(meant, max_size=4)) + draw(st.lists(word(names), max_size=1))
     return (always if draw(st.integers(0, 5)) else []) + draw(st.permutations(made))
 
@@ -57,13 +62,13 @@ def test_any_words_are_a_config_or_refused(share):
     def check(argv):
         try:
             with bounded():
-                config = flags.parse(["x", *argv])
+                config = run_flags.parse(["x", *argv])
         except ValueError as error:
             one_line(error)
         else:
             legal_config(config)
 
-    feed(check, 1400, share, words(flags.FLAGS, ["--server_lr=1"]))
+    feed(check, 1400, share, words(RUN, ["--server_lr=1"]))
 
 
 def varied(name):
@@ -74,7 +79,7 @@ def varied(name):
 
 
 SWEEP = ["--server_lr=1", "--out_dir=x"]
-NAMES = st.sampled_from(sweep_flags.VARIABLE)
+NAMES = st.sampled_from([name for name, one in RUN.items() if one.varies])
 VARY = st.lists(NAMES, max_size=3, unique=True).flatmap(
     lambda names: st.tuples(*map(varied, names)).map(" ".join)
 )
@@ -90,14 +95,14 @@ def test_any_words_are_a_sweep_or_refused(share):
             one_line(error)
         else:
             assert sweep.trials and sweep.out_dir.strip()
-            for name, config in sweep.trials.items():
-                legal_config(config)
-                assert records._path("x", name).parent == Path("x") / records.TRIALS
+            for name, trial in sweep.trials.items():
+                legal_config(trial.config)
+                assert results._path("x", name).parent == Path("x") / results.TRIALS
 
-    feed(check, 400, share, VARY | VALUES, st.just(SWEEP) | words(flags.FLAGS, SWEEP))
+    feed(check, 400, share, VARY | VALUES, st.just(SWEEP) | words(RUN, SWEEP))
 
 
-OF_REPRODUCE = ["rounds", "grid_rounds", "grid", "seeds", "normalise", "out_dir", "help"]
+OF_REPRODUCE = ["grid_rounds", "grid", "seeds", "help"]
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -105,18 +110,14 @@ def test_any_words_are_a_reproduction_or_refused(share):
     def check(argv):
         said = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), bounded():
-            patch.setattr(reproduce, "_run", lambda *_: 0)
-            try:
-                code = reproduce.main(["reproduce", *argv])
-            except SystemExit as asked:  # --help
-                assert asked.code == 0
-                return
+            patch.setattr(reproduction, "reproduce", lambda *_: 0)
+            code = reproduce.main(["reproduce", *argv])
         assert code in (0, 2) and len(said.getvalue().splitlines()) == (1 if code else 0)
 
-    feed(check, 120, share, words([*OF_REPRODUCE, *flags.FLAGS], ["fig3_beta", "--grid=coarse"]))
+    feed(check, 120, share, words([*OF_REPRODUCE, *RUN], ["fig3_beta", "--grid=coarse"]))
 
 
-OF_SCHEDULE = schedule_flags._OWN
+OF_SCHEDULE = schedule_flags.SCHEDULE
 LAW = st.sampled_from(["constant(2)", "log_normal(0,1)", "pareto", "uniform( 1 ,2)"])
 MODEL = st.sampled_from(["always", "diurnal", "cyclic(9,1e-3)", "csv(a b)", "label(5)"])
 NONSENSE = st.text("(),.0123456789 ab=", max_size=12)
@@ -130,7 +131,7 @@ SCHEDULE_WORDS = st.builds(
     st.lists(st.sampled_from(sorted(OF_SCHEDULE)), max_size=2).flatmap(
         lambda names: st.tuples(*(plausible(name, OF_SCHEDULE) for name in names))
     ),
-    st.just([]) | words(flags.FLAGS, []),
+    st.just([]) | words(RUN, []),
 )
 
 
@@ -143,10 +144,11 @@ def test_any_words_are_a_schedule_or_refused(share):
         except ValueError as error:
             one_line(error)
             return
-        assert asked.file.suffix == ".npz" and (asked.config is None) == asked.show
-        if not asked.show:
+        assert asked.file.suffix == ".npz"
+        assert (asked.config is None) == (asked.options.show is not None)
+        if asked.config is not None:
             legal_config(asked.config)
-        for name, value in asked.options.items():
+        for name, value in dataclasses.asdict(asked.options).items():
             assert value is None or OF_SCHEDULE[name].domain.holds(value)
 
     feed(check, 400, share, SCHEDULE_WORDS)

@@ -25,7 +25,8 @@ import ccfl_jax as ccfl
 from ccfl_jax import batches, record
 from ccfl_jax.models import Logistic, TagLogistic
 from ccfl_jax.simulate import check_schedule
-from experiments import build, flags
+from experiments.config import run_flags
+from experiments.training import parts
 
 BATCH, LOCAL_LR, SERVER_LR = 4, 0.1, 0.05
 
@@ -261,7 +262,8 @@ def test_schedules_of_any_integer_dtype_run_in_pieces():
     start = ccfl.init_state(task, server, jax.random.key(0), 3)
     ends = []
     for dtype in (np.int32, np.uint8, np.uint16, np.uint32, np.uint64, np.int64):
-        same = ccfl.Schedule(*(a.astype(dtype) for a in schedule[:3]), schedule.present)
+        cast = {n: getattr(schedule, n).astype(dtype) for n in ("client", "staleness", "work")}
+        same = schedule.replace(**cast)
         check_schedule(same.rounds(290, 300), 3, 290, np.arange(288, 291))
         with pytest.raises(ValueError, match=r"found staleness 1 in round 0, legal: 0 to 0"):
             check_schedule(same._replace(staleness=np.ones((300, 2), dtype)), 3, 0, np.arange(3))
@@ -282,15 +284,15 @@ def evaluated(y, **changes):
 
 
 def owners(*args):
-    config = flags.parse(["x", "--dataset=digits", "--model=mlp", "--server_lr=1", *args])
-    return build.owners(config, {"y": np.zeros(1437, np.int32)})
+    config = run_flags.parse(["x", "--dataset=digits", "--model=mlp", "--server_lr=1", *args])
+    return parts.owners(config, {"y": np.zeros(1437, np.int32)})
 
 
 def first_state(*args):
-    config = flags.parse(["x", "--dataset=digits", "--model=mlp", "--server_lr=1", *args])
-    models = build.history_length(config)
-    return build.first_state(
-        config, logistic_task(), models, build.rates(config), jax.random.key(0)
+    config = run_flags.parse(["x", "--dataset=digits", "--model=mlp", "--server_lr=1", *args])
+    models = parts.history_length(config)
+    return parts.first_state(
+        config, logistic_task(), models, parts.rates(config), jax.random.key(0)
     )
 
 

@@ -19,7 +19,8 @@ import pytest
 from small_runs import SMALL, without_clocks
 
 from ccfl_jax import checkpoints, config_file, record
-from experiments import flags, job
+from experiments.config import run_flags
+from experiments.training import run_setup
 
 _ROOT = Path(__file__).parents[1]
 # Without what other tests have set: how a product is split over threads decides its last bit.
@@ -79,10 +80,10 @@ def unbroken(tmp_path_factory):
     base = tmp_path_factory.mktemp("unbroken")
     code, out = _finish(_start("train", base / "run", base / "cache", *_LONG))
     assert code == 0, out
-    config = flags.parse(["train", *_ARGS, *_LONG, "--compilation_cache=off"])
-    ready = job.prepare(dataclasses.replace(config, out_dir=str(base / "ready")))
-    job.close(ready)
-    return base / "run", base / "cache", ready.state
+    config = run_flags.parse(["train", *_ARGS, *_LONG, "--compilation_cache=off"])
+    ready = run_setup.prepare(dataclasses.replace(config, out_dir=str(base / "ready")))
+    run_setup.close(ready)
+    return base / "run", base / "cache", ready.progress.states
 
 
 _LONG = ["--rounds=200", "--eval_every=3", "--checkpoint_every=1"]

@@ -34,17 +34,20 @@ ROWS = {
     "availability": 3,
     "cohorts": 3,
     "draws": 3,
+    "state": 3,
     "event_log": 3,
     "pool": 3,
     "tasks": 3,
     "stream": 3,
     "traces": 3,
+    "batching": 4,
     "clock": 4,
-    "rounds": 4,
-    "simulate": 5,
+    "rounds": 5,
+    "simulate": 6,
+    "simulation": 6,
     "checkpoints": 6,
     "record": 6,
-    "trials": 6,
+    "trials": 7,
 }
 
 

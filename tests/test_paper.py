@@ -1,8 +1,8 @@
-"""experiments/paper.py: the presets are the paper's experiments, and all their trials are legal."""
+"""paper/presets.py: the presets are the paper's experiments, and all their trials are legal."""
 
 import pytest
 
-from experiments import paper
+from experiments.paper import presets
 
 # The paper's nine rates, 10^-3 to 10^1 in half steps.
 RATES = [10 ** (k / 2) for k in range(-6, 3)]
@@ -48,22 +48,26 @@ DEFAULTS = {
 }
 
 
+def configs(trials):
+    return [trial.config for trial in trials.values()]
+
+
 def own(name):
     return {"data_dir": "here"} if name == "table3_stackoverflow" else {}
 
 
 def test_every_experiment_of_the_paper_is_there():
-    assert paper.names() == list(CHANGED)
+    assert presets.names() == list(CHANGED)
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_the_grid_has_the_papers_settings(name):
-    preset = paper.preset(name, own(name))
-    trials = paper.rate_grid(preset, "paper", None)
+    preset = presets.preset(name, own(name))
+    trials = configs(presets.rate_grid(preset, "paper", None))
     per_rate = len(preset.local_lr or [0])
     tuned = [method for method in preset.methods if method != "cc_fedavg"]
     assert len(trials) == (9 * len(tuned) + ("cc_fedavg" in preset.methods)) * per_rate
-    for config in trials.values():
+    for config in trials:
         for field, value in (DEFAULTS | CHANGED[name]).items():
             assert getattr(config, field) == value, field
         if config.server in ("cc_fedadam", "cc_fedams"):
@@ -72,55 +76,59 @@ def test_the_grid_has_the_papers_settings(name):
         if not preset.local_lr:
             assert config.local_lr == 0.01
     for method in tuned:
-        rates = {config.server_lr for config in trials.values() if config.server == method}
+        rates = {config.server_lr for config in trials if config.server == method}
         assert sorted(rates) == pytest.approx(RATES, rel=1e-3)
 
 
 def test_narrower_and_wider_grids():
-    preset = paper.preset("fig1_alpha3", {})
-    coarse = paper.rate_grid(preset, "coarse", 7)
-    rates = sorted({c.server_lr for c in coarse.values() if c.server == "cc_fedams"})
+    preset = presets.preset("fig1_alpha3", {})
+    coarse = configs(presets.rate_grid(preset, "coarse", 7))
+    rates = sorted({c.server_lr for c in coarse if c.server == "cc_fedams"})
     assert rates == pytest.approx([1e-3, 1e-2, 1e-1, 1, 10])
-    assert {config.rounds for config in coarse.values()} == {7}
-    wide = paper.rate_grid(preset, "wide", None)
+    assert {config.rounds for config in coarse} == {7}
+    wide = configs(presets.rate_grid(preset, "wide", None))
     for method, most in (("cc_fedsgd", 10**2.5), ("cc_fedavgm", 10**2.5), ("cc_fedams", 10)):
-        rates = [config.server_lr for config in wide.values() if config.server == method]
+        rates = [config.server_lr for config in wide if config.server == method]
         assert max(rates) == pytest.approx(most, rel=1e-3)
     assert len(wide) == 1 + 3 * 9 + 2 * 12
 
 
 @pytest.mark.parametrize("name", ["fig3_beta", "fig3_gamma", "fig3_eps"])
 def test_every_varied_value_is_legal(name):
-    preset = paper.preset(name, {})
+    preset = presets.preset(name, {})
     for flag, values in preset.vary.items():
         for value in values:
-            (config,) = paper.trial(
-                preset, {"server": "cc_fedadam", "server_lr": 0.1, flag: value}
-            ).values()
+            setting = {"server": "cc_fedadam", "server_lr": 0.1, flag: value}
+            (config,) = configs(presets.trial(preset, setting))
             assert getattr(config, flag) == pytest.approx(value)
 
 
 def test_flags_of_the_command_line_replace_the_presets():
-    preset = paper.preset("fig3_beta", {"dataset": "digits", "model": "mlp", "rounds": "9"})
-    (config,) = paper.trial(preset, {"server": "cc_fedsgd", "server_lr": 1.0, "seed": 2}).values()
+    preset = presets.preset("fig3_beta", {"dataset": "digits", "model": "mlp", "rounds": "9"})
+    setting = {"server": "cc_fedsgd", "server_lr": 1.0, "seed": 2}
+    (config,) = configs(presets.trial(preset, setting))
     assert (config.dataset, config.model, config.rounds, config.seed) == ("digits", "mlp", 9, 2)
-    preset = paper.preset("table3_stackoverflow", {"data_dir": "here", "local_lr": "3"})
-    assert {c.local_lr for c in paper.rate_grid(preset, "coarse", None).values()} == {3.0}
+    preset = presets.preset("table3_stackoverflow", {"data_dir": "here", "local_lr": "3"})
+    assert {c.local_lr for c in configs(presets.rate_grid(preset, "coarse", None))} == {3.0}
 
 
 def test_names_say_what_was_set():
-    preset = paper.preset("fig1_alpha3", {})
-    ((name, config),) = paper.trial(preset, {"server": "cc_fedsgd", "server_lr": 10**-2.5}).items()
-    assert name == "server=cc_fedsgd server_lr=0.003162" and config.server_lr == 0.003162
-    assert paper.setting_of(name) == {"server": "cc_fedsgd", "server_lr": "0.003162"}
+    preset = presets.preset("fig1_alpha3", {})
+    setting = {"server": "cc_fedsgd", "server_lr": 10**-2.5}
+    ((name, trial),) = presets.trial(preset, setting).items()
+    assert name == "server=cc_fedsgd server_lr=0.003162" and trial.config.server_lr == 0.003162
+    assert trial.varied == {"server": "cc_fedsgd", "server_lr": "0.003162"}
 
 
 def test_a_rate_on_the_edge_of_what_was_tried_is_told():
-    tried = [f"server=a server_lr={rate} local_lr={own}" for rate in (1, 2, 3) for own in (1, 2)]
-    tried += ["server=b server_lr=9 local_lr=0.1"]
-    assert paper.on_edge("server=a server_lr=2 local_lr=2", tried) == ["local_lr"]
-    assert paper.on_edge("server=a server_lr=3 local_lr=1", tried) == ["server_lr", "local_lr"]
-    assert paper.on_edge("server=b server_lr=9 local_lr=0.1", tried) == []
+    def setting(server, rate, own):
+        return {"server": server, "server_lr": str(rate), "local_lr": str(own)}
+
+    tried = [setting("a", rate, own) for rate in (1, 2, 3) for own in (1, 2)]
+    tried += [setting("b", 9, 0.1)]
+    assert presets.on_edge(setting("a", 2, 2), tried) == ["local_lr"]
+    assert presets.on_edge(setting("a", 3, 1), tried) == ["server_lr", "local_lr"]
+    assert presets.on_edge(setting("b", 9, 0.1), tried) == []
 
 
 @pytest.mark.parametrize(
@@ -137,23 +145,23 @@ def test_a_rate_on_the_edge_of_what_was_tried_is_told():
 )
 def test_a_damaged_file_is_refused_by_its_name(tmp_path, monkeypatch, change):
     path = tmp_path / "own.toml"
-    text = paper._FILE.read_text()
+    text = presets._FILE.read_text()
     assert text.count(change[0]) >= 1
     path.write_text(text.replace(*change, 1))
-    monkeypatch.setattr(paper, "_FILE", path)
+    monkeypatch.setattr(presets, "_FILE", path)
     with pytest.raises(ValueError) as error:
-        paper.names()
+        presets.names()
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
 def test_an_unknown_experiment_is_refused():
     with pytest.raises(ValueError, match="NAME: found 'fig9', legal: list, all, fig1_alpha3"):
-        paper.preset("fig9", {})
+        presets.preset("fig9", {})
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_claims_speak_of_methods_that_are_run(name):
-    preset = paper.preset(name, own(name))
+    preset = presets.preset(name, own(name))
     for claim in preset.claims:
         assert {*claim["better"], claim["than"]} <= {*preset.methods}
         assert claim.keys() <= {"better", "than", "points", "part", "at", "from", "to"}

@@ -48,7 +48,7 @@ def starts(schedule):
 def live_at_once(schedule):
     """For each t, the versions that exist and are read in t or later; their largest number."""
     reads = [(t, version) for t, _, version in starts(schedule)]
-    rounds = range(len(schedule.client))
+    rounds = range(schedule.num_rounds)
     return max([1, *(len({v for t, v in reads if v <= now <= t}) for now in rounds)])
 
 
@@ -198,7 +198,7 @@ def held(planned, before, history_length):
 @given(schedules, st.data())
 def test_a_plan_and_its_pieces_are_accepted_and_one_wrong_slot_is_not(schedule, data):
     planned, slots = schedule.planned(), schedule.history_slots()
-    rounds = len(schedule.client)
+    rounds = schedule.num_rounds
     first = data.draw(st.integers(0, rounds))
     piece = planned.rounds(first, data.draw(st.integers(first, rounds)))
     accept(piece, held(planned, first, slots), first)

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from ccfl_jax import config_file, record
-from experiments import plot, records, table
+from experiments import plot, table
+from experiments.config.plot_flags import AXES
+from experiments.config.sweep_flags import name_of
+from experiments.figures import curves
+from experiments.sweeps import results
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 
@@ -16,13 +20,13 @@ RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are drawn."""
-    drawn, plain = [], plot._figure
+    drawn, plain = [], curves._figure
 
     def kept(*arguments):
         drawn.append(plain(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(plot, "_figure", kept)
+    monkeypatch.setattr(curves, "_figure", kept)
     return drawn
 
 
@@ -57,7 +61,7 @@ def line(axes, number=0):
 def test_a_line_is_the_mean_over_seeds_and_the_band_their_range(figures, tmp_path):
     runs = {"a": [rows([0.1, 0.3]), rows([0.3, 0.9])], "b": [rows([0.0, 1.0])]}
     paths = [tmp_path / "x.png", tmp_path / "x.svg"]
-    plot.draw_methods(runs, paths, "title", "round")
+    curves.draw_methods(runs, paths, "title", "round")
     ((figure, axes),) = figures
     assert [a.get_ylabel() for a in axes] == ["train recall_at_5", "test recall_at_5"]
     np.testing.assert_allclose(line(axes[1]), [[0, 0.2], [10, 0.6]])
@@ -81,10 +85,10 @@ ACROSS = {  # of the second row, and the label
 }
 
 
-@pytest.mark.parametrize("x", plot.AXES)
+@pytest.mark.parametrize("x", AXES)
 def test_each_horizontal_axis(figures, tmp_path, x):
     runs = {"a": [rows([0.1, 0.3]), rows([0.3, 0.9], seconds=3.0)]}
-    plot.draw_methods(runs, [tmp_path / "x.png"], "", x)
+    curves.draw_methods(runs, [tmp_path / "x.png"], "", x)
     across, label = ACROSS[x]
     for panel in figures[0][1]:
         np.testing.assert_allclose(line(panel)[:, 0], [0, across])
@@ -92,7 +96,7 @@ def test_each_horizontal_axis(figures, tmp_path, x):
 
 
 def test_what_is_missing_is_a_gap(figures, tmp_path):
-    plot.draw_curves(rows([0.1, None, 0.3], [None, 0.2, 0.4]), tmp_path / "x.png", "")
+    curves.draw_curves(rows([0.1, None, 0.3], [None, 0.2, 0.4]), tmp_path / "x.png", "")
     score = figures[0][1][0]
     np.testing.assert_array_equal(line(score, 0)[:, 1], [np.nan, 0.2, 0.4])
     np.testing.assert_array_equal(line(score, 1)[:, 1], [0.1, np.nan, 0.3])
@@ -100,13 +104,13 @@ def test_what_is_missing_is_a_gap(figures, tmp_path):
 
 def test_a_run_that_ended_early_shortens_its_method(figures, tmp_path):
     runs = {"a": [rows([0.1, 0.3, 0.5]), rows([0.3, 0.5])]}
-    plot.draw_methods(runs, [tmp_path / "x.png"], "", "round")
+    curves.draw_methods(runs, [tmp_path / "x.png"], "", "round")
     np.testing.assert_allclose(line(figures[0][1][1]), [[0, 0.2], [10, 0.4]])
 
 
 def test_sensitivity_is_evenly_spaced_with_the_baseline_as_a_line(figures, tmp_path):
     points = {"a": {0.1: [0.4, 0.6], 0.001: [0.2, 0.2]}, "b": {0.01: [0.9]}}
-    plot.draw_sensitivity(points, ("base", [0.3, 0.5]), [tmp_path / "x.svg"], "", "eps", "y")
+    curves.draw_sensitivity(points, ("base", [0.3, 0.5]), [tmp_path / "x.svg"], "", "eps", "y")
     (_, (axes,)) = figures[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.001", "0.01", "0.1"]
     found = {lines.get_label(): lines[0].get_xydata() for lines in axes.containers}
@@ -133,20 +137,14 @@ def test_run_folders_are_compared(figures, tmp_path, capsys):
 
 def write_sweep(folder, scores):
     """Trials of both methods at two rates with two seeds; `scores`: of seed 0 in the end."""
-    (folder / records.TRIALS).mkdir(parents=True)
+    (folder / results.TRIALS).mkdir(parents=True)
     for (server, rate), score in scores.items():
         for seed in (0, 1):
-            name = f"server={server} server_lr={rate} seed={seed}"
-            config = {"server": server, "rounds": 20}
+            varied = {"server": server, "server_lr": str(rate), "seed": str(seed)}
             its = rows([0.0, score, score + 0.1 * seed])
-            one = {
-                "name": name,
-                "status": "finished",
-                "reason": None,
-                "config": config,
-                "rows": its,
-            }
-            records.write(folder, one)
+            config = {"server": server, "rounds": 20}
+            one = results.Record(name_of(varied), varied, "finished", None, config, its)
+            results.write(folder, one)
 
 
 def test_of_a_sweep_the_chosen_settings_are_drawn(figures, tmp_path, capsys):
@@ -167,12 +165,12 @@ def test_of_a_sweep_the_chosen_settings_are_drawn(figures, tmp_path, capsys):
 
 
 def test_a_sweep_without_a_finished_trial_is_refused(tmp_path, capsys):
-    (tmp_path / records.TRIALS).mkdir()
+    (tmp_path / results.TRIALS).mkdir()
     assert plot.main(["plot", str(tmp_path)]) == 2
     assert f"{tmp_path}: found no method with a finished trial" in capsys.readouterr().err
-    (tmp_path / records.TRIALS / "x.json").write_text('{"name": 3}')
+    (tmp_path / results.TRIALS / "x.json").write_text('{"name": 3}')
     assert plot.main(["plot", str(tmp_path)]) == 2
-    assert "x.json: found no record of a trial, legal: what a sweep" in capsys.readouterr().err
+    assert "x.json: found no record of a trial, legal: one with its" in capsys.readouterr().err
 
 
 def test_a_folder_whose_name_begins_a_formula_is_drawn(tmp_path, capsys):
@@ -207,14 +205,14 @@ def test_a_folder_without_rows_is_refused(tmp_path, capsys, content):
     ("x", "columns"), [("virtual_time", ["virtual_time"]), ("bytes", ["bytes_sent"])]
 )
 def test_an_axis_that_the_rows_lack_is_refused_by_their_file(tmp_path, capsys, x, columns):
-    """None in all rows, as without a clock, or no such columns, as in earlier records."""
+    """None in all rows, as without a clock, or no such columns, as in earlier results."""
     for name, without in (("null", dict.fromkeys(columns)), ("old", {})):
         (tmp_path / name).mkdir()
         its = [{n: v for n, v in row.items() if n not in columns} for row in rows([0.1, 0.2])]
         write_rows(tmp_path / name, [row | without for row in its])
         path, out = tmp_path / name / record.METRICS, tmp_path / "x.png"
         assert plot.main(["plot", str(path.parent), f"--x={x}", f"--out={out}"]) == 2
-        legal = ", ".join(axis for axis in plot.AXES if axis != x)
+        legal = ", ".join(axis for axis in AXES if axis != x)
         error = capsys.readouterr().err
         assert error == f"plot: {path}: found rows without {x}, legal: --x of {legal}\n"
         assert not out.exists()

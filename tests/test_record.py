@@ -36,10 +36,10 @@ def _schedule(rounds, time=None):
     return ccfl.Schedule(client, zeros, zeros, zeros.astype(bool), time=time)
 
 
-def _next_row(info, finite=True, max_rejected=None, test=_TEST, **changes):
-    before = {**record.first_row(_TEST, True, 2.0), **changes}
+def _next_row(info, max_rejected=None, test=_TEST, **changes):
+    before = {**record.first_row(_TEST, 2.0), **changes}
     run = record.Run(_schedule(16), 40, max_rejected)
-    return record.next_row([before], run, info, test, finite, 0.5, None)
+    return record.next_row([before], run, info, test, 0.5, None)
 
 
 def _strict(text):
@@ -54,7 +54,7 @@ def test_rows_are_strict_json(tmp_path):
         {"round": 0, "loss": float("nan"), "accuracy": np.float32(0.5), "diverged": np.bool_(True)},
         {"round": jnp.int32(1), "loss": np.float64("inf"), "accuracy": jnp.float32("-inf")},
     ]
-    written = [record.append_row(tmp_path, row) for row in rows]
+    written = record.append_rows(tmp_path, rows[:1]) + record.append_rows(tmp_path, rows[1:])
     expected = [
         {"round": 0, "loss": None, "accuracy": 0.5, "diverged": True},
         {"round": 1, "loss": None, "accuracy": None},
@@ -68,8 +68,8 @@ def test_a_line_cut_off_in_writing_is_left_out(tmp_path):
     path = tmp_path / record.METRICS
     path.write_text('{"round": 0}\n{"round": 1}\n{"rou')
     assert record.read_rows(tmp_path) == [{"round": 0}, {"round": 1}]
-    assert record.keep_rows(tmp_path, 2) == [{"round": 0}, {"round": 1}]
-    record.append_row(tmp_path, {"round": 2})
+    assert record.keep_rows(tmp_path, {"": 2}) == [[{"round": 0}, {"round": 1}]]
+    record.append_rows(tmp_path, [{"round": 2}])
     assert [_strict(line)["round"] for line in path.read_text().splitlines()] == [0, 1, 2]
 
 
@@ -80,22 +80,35 @@ def test_damaged_metrics_file(tmp_path):
 
 
 def test_keep_rows(tmp_path):
-    for number in (0, 5, 10):
-        record.append_row(tmp_path, {"round": number})
-    assert record.keep_rows(tmp_path, 2) == [{"round": 0}, {"round": 5}]
+    record.append_rows(tmp_path, [{"round": number} for number in (0, 5, 10)])
+    assert record.keep_rows(tmp_path, {"": 2}) == [[{"round": 0}, {"round": 5}]]
     assert record.read_rows(tmp_path) == [{"round": 0}, {"round": 5}]
     with pytest.raises(ValueError, match=r"metrics.jsonl: found 2 rows, legal: 3, as the check"):
-        record.keep_rows(tmp_path, 3)
+        record.keep_rows(tmp_path, {"": 3})
     assert len(record.read_rows(tmp_path)) == 2
-    assert record.keep_rows(tmp_path, 0) == [] == record.read_rows(tmp_path)
+    assert record.keep_rows(tmp_path, {"": 0}) == [[]] and record.read_rows(tmp_path) == []
+
+
+def test_rows_of_trials_side_by_side_are_kept_by_trial(tmp_path):
+    """As in the folder of trials that advance together, one of which ended before the others."""
+    rows = [{"trial": name, "round": t} for t in (0, 5, 10) for name in ("a", "b")][:-1]
+    record.append_rows(tmp_path, rows)
+    counts = {"b": 1, "a": 3}
+    assert record.keep_rows(tmp_path, counts) == [
+        [{"round": 0}], [{"round": 0}, {"round": 5}, {"round": 10}]
+    ]  # fmt: skip
+    assert record.read_rows(tmp_path) == [
+        row for row in rows if row["trial"] == "a" or not row["round"]
+    ]
+    with pytest.raises(ValueError, match=r"metrics.jsonl: found 1 rows, legal: 2, as the check"):
+        record.keep_rows(tmp_path, {"b": 2})
 
 
 def test_rounds_that_do_not_rise_are_refused(tmp_path):
-    for number in (0, 5, 5):
-        record.append_row(tmp_path, {"round": number})
+    record.append_rows(tmp_path, [{"round": number} for number in (0, 5, 5)])
     with pytest.raises(ValueError, match=r"found rounds \[0, 5, 5\], legal: each above"):
-        record.keep_rows(tmp_path, 3)
-    assert len(record.keep_rows(tmp_path, 2)) == 2
+        record.keep_rows(tmp_path, {"": 3})
+    assert len(record.keep_rows(tmp_path, {"": 2})[0]) == 2
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,7 @@ def test_a_line_that_is_no_row(tmp_path, line):
 
 
 def test_first_and_next_row_have_the_same_columns():
-    first = record.first_row(_TEST, True, 2.0)
+    first = record.first_row(_TEST, 2.0)
     assert list(first) == list(_next_row(_info()))
     assert (first["round"], first["train_loss"], first["compile_seconds"]) == (0, None, 2.0)
 
@@ -178,7 +191,7 @@ def test_bytes_and_virtual_time_add_up_over_rows_on_disk(tmp_path, pieces):
     rng = np.random.default_rng(0)
     present, time = rng.random((12, 3)) < 0.6, np.cumsum(rng.exponential(50.0, 12))
     run = record.Run(_schedule(12, time), 3_000_000_001)  # one upload is more than an int32
-    record.append_row(tmp_path, record.first_row(_TEST, True, 2.0, has_clock=True))
+    record.append_rows(tmp_path, [record.first_row(_TEST, 2.0, has_clock=True)])
     for stop in np.cumsum(pieces):
         rows = record.read_rows(tmp_path)
         part = slice(rows[-1]["round"], stop)
@@ -189,7 +202,7 @@ def test_bytes_and_virtual_time_add_up_over_rows_on_disk(tmp_path, pieces):
         came = dict(present=present[part], counted=present[part], train_metrics=metrics)
         counts = dict(participants=present[part].sum(axis=1), rejected=nothing[:, 0])
         info = _info(**of_round, **slots, **came, **counts)
-        record.append_row(tmp_path, record.next_row(rows, run, info, _TEST, True, 1.0, None))
+        record.append_rows(tmp_path, [record.next_row(rows, run, info, _TEST, 1.0, None)])
     rows, ends = record.read_rows(tmp_path), np.array([0, *np.cumsum(pieces)])
     nbytes = np.array([present[:end].sum(dtype=np.int64) for end in ends]) * 3_000_000_001
     assert [row["bytes_sent"] for row in rows] == nbytes.tolist()
@@ -199,9 +212,9 @@ def test_bytes_and_virtual_time_add_up_over_rows_on_disk(tmp_path, pieces):
 
 def test_a_record_without_the_new_columns_goes_on_with_them():
     """Rows of an earlier version: 4 client updates before, six more, 40 bytes each."""
-    old = record.first_row(_TEST, True, 2.0) | {"client_updates": 4}
+    old = record.first_row(_TEST, 2.0) | {"client_updates": 4}
     old = {n: v for n, v in old.items() if not n.startswith("bytes") and n != "virtual_time"}
-    row = record.next_row([old], record.Run(_schedule(2), 40), _info(), _TEST, True, 0.5, None)
+    row = record.next_row([old], record.Run(_schedule(2), 40), _info(), _TEST, 0.5, None)
     assert (row["bytes_sent"], row["bytes_received"], row["virtual_time"]) == (400, 400, None)
 
 
@@ -211,18 +224,12 @@ def test_bytes_of_a_model():
     assert record.model_bytes(params) == 6 * 4 + 4 * 2 + 1
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_is_finite(bad):
-    params = {"a": jnp.ones((2, 3)), "b": jnp.ones(4, jnp.bfloat16)}
-    assert record.is_finite(params)
-    assert not record.is_finite({**params, "b": params["b"].at[3].set(bad)})
-
-
 def test_a_lost_model_is_marked_since_the_round_that_lost_it():
     lost = _info(finite=np.array([False, False]))
-    row = _next_row(lost, finite=False, test={"loss": float("nan"), "accuracy": 0.1}, round=10)
+    nan = {"loss": float("nan"), "accuracy": 0.1}
+    row = _next_row(lost, test=nan, round=10)
     assert (row["diverged"], row["diverged_at"]) == (True, 11)
-    later = _next_row(_info(finite=np.array([True, False])), finite=False, round=10)
+    later = _next_row(_info(finite=np.array([True, False])), test=nan, round=10)
     assert (later["diverged"], later["diverged_at"]) == (True, 12)
 
 
@@ -242,4 +249,4 @@ def test_a_loss_that_blew_up_is_marked_and_may_come_back():
 )
 def test_more_rejected_uploads_than_may_be_end_a_run(before, most, lost):
     row = _next_row(_info(), max_rejected=most, rejected=before)  # two more
-    assert row["diverged"] == lost == record.has_failed([{"rejected": before}, row], True, most)
+    assert row["diverged"] == lost == record.has_failed([{"rejected": before}, row], most)

@@ -25,10 +25,10 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, ready, tmp_path, ca
     assert rows[3]["seconds"] > rows[2]["seconds"] == straight[1][2]["seconds"]
     assert [row["compile_seconds"] is None for row in rows] == [False, True, True, False, True]
     assert json.loads((folder / config_file.CONFIG).read_text())["rounds"] == 7
-    assert len(ccfl.Schedule.load(folder / record.SCHEDULE).client) == 7
+    assert ccfl.Schedule.load(folder / record.SCHEDULE).num_rounds == 7
     assert "after 7 rounds" in capsys.readouterr().out
     shutil.rmtree(folder / checkpoints.CHECKPOINTS / "7")
-    resumed, whole = (restored(path, ready.state) for path in (folder, straight[0]))
+    resumed, whole = (restored(path, ready.progress.states) for path in (folder, straight[0]))
     assert int(resumed.round) == int(whole.round) == 6
     numbers = [jax.tree.leaves(state._replace(key=None)) for state in (resumed, whole)]
     for ours, theirs in zip(*numbers, strict=True):
@@ -103,7 +103,7 @@ def test_resume_under_settings_that_were_edited_in_the_record(straight, tmp_path
     args = ["--rounds=9", "--local_lr=0.02", "--resume", f"--out_dir={folder}"]
     assert main(*args) == 2
     error = capsys.readouterr().err
-    assert "config.json: found other settings than the checkpoint of round 6 was made" in error
+    assert "a: found other settings than the checkpoint of round 6 was made" in error
     assert not (folder / "lock").exists()
 
 

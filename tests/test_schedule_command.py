@@ -1,4 +1,4 @@
-"""experiments/schedule.py and raster.py: a schedule is made, written and shown as it is."""
+"""experiments/schedule.py and its figure: a schedule is made, written and shown as it is."""
 
 import itertools
 import re
@@ -11,8 +11,11 @@ import pytest
 
 from ccfl_jax.event_log import USED
 from ccfl_jax.schedule import Schedule
-from experiments import raster, schedule, schedule_flags, worlds
-from experiments.flags import FLAGS
+from experiments import schedule
+from experiments.config import command, schedule_flags
+from experiments.config.run_flags import RUN
+from experiments.figures import schedule_figure
+from experiments.schedules import describe, make
 
 ROOT = Path(__file__).parents[1]
 BASE = [
@@ -35,7 +38,7 @@ def run(*args):
         ([], "--file: found none, legal: NAME.npz, or --show=NAME.npz"),
         (["--file=a.png"], "--file: found 'a.png', legal: NAME.npz, other than NAME.log.npz"),
         (["--file=a.log.npz"], "--file: found 'a.log.npz', legal: NAME.npz, other"),
-        (["--rul=paper"], "Unknown command line flag 'rul'. Did you mean: rule ?"),
+        (["--rul=paper"], "--rul: found on the command line, legal: flags of --help; did you"),
         (["--rule=papr"], "--rule: found 'papr', legal: paper, rounds, clock; did you mean paper?"),
         (["--step=lognormal(1)"],
          "--step: found 'lognormal(1)', legal: constant(value), uniform(low,high), exponential("),
@@ -100,10 +103,12 @@ def test_help_and_wrong_flags_need_no_jax():
         "sys.exit(codes != [0, 2, 2] or 'jax' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.strip() == schedule_flags.schedule_help_text()
+    assert done.returncode == 0 and done.stdout.strip() == command.help_of(
+        schedule.__doc__, schedule_flags.SCHEDULE
+    )
     named = re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE)
-    assert named == list(schedule_flags._OWN) and max(map(len, done.stdout.splitlines())) <= 100
-    assert {*named} & FLAGS.keys() == {"overwrite"}
+    assert named == list(schedule_flags.SCHEDULE) and max(map(len, done.stdout.splitlines())) <= 100
+    assert {*named} & RUN.keys() == {"overwrite"}
 
 
 @pytest.mark.parametrize("name", ["digits", "synthetic", "fmnist_cnn"])
@@ -111,8 +116,8 @@ def test_presets_are_words_of_the_command(name):
     """Training's words too, as the last one's max_delay; a server rate is not needed."""
     line = [f"--flagfile={ROOT}/experiments/presets/{name}.flags", "--file=a{seed}.npz", "--seed=7"]
     asked = schedule_flags.parse_schedule(["schedule", *line])
-    assert asked.file == Path("a7.npz") and asked.options["rule"] == "clock"
-    assert "max_delay" not in asked.options and "round_seconds" not in asked.options
+    assert asked.file == Path("a7.npz") and asked.options.rule == "clock"
+    assert not hasattr(asked.options, "max_delay")
 
 
 def contents(folder):
@@ -134,7 +139,7 @@ def test_the_same_command_writes_the_same_files_and_shows_what_it_wrote(tmp_path
     assert made == again
     file = tmp_path / "a" / "s3.npz"
     written = [line for line in out if line.startswith("written")]
-    assert written[:3] == [f"written   {path}" for path in schedule.files(file)]
+    assert written[:3] == [f"written   {path}" for path in make.files(file)]
 
     assert run(f"--show={file}") == 0  # its picture is there
     shown = capsys.readouterr().out.splitlines()
@@ -152,7 +157,7 @@ def test_the_same_command_writes_the_same_files_and_shows_what_it_wrote(tmp_path
 
 def test_files_that_are_there_are_kept_unless_they_may_go(tmp_path, capsys):
     file = tmp_path / "a.npz"
-    for there in schedule.files(file):
+    for there in make.files(file):
         there.write_bytes(b"mine")
         assert run(*BASE, f"--file={file}") == 2
         expected = f"schedule: {there}: found a file, legal: a new name, or --overwrite\n"
@@ -169,7 +174,8 @@ def test_files_that_are_there_are_kept_unless_they_may_go(tmp_path, capsys):
 @pytest.fixture(scope="module")
 def made():
     line = [*BASE, "--file=x.npz", "--timeout=60", "--max_staleness=3", "--concurrency=6"]
-    return worlds.make(schedule_flags.parse_schedule(["schedule", *line]))
+    asked = schedule_flags.parse_schedule(["schedule", *line])
+    return make.world(asked.config, asked.options)
 
 
 def number(lines, name, pattern):
@@ -188,7 +194,7 @@ def spread(values):
 
 def test_what_is_said_is_what_the_schedule_holds(made):
     s, log = made.schedule, made.log
-    lines = schedule.describe(s, 12, log, made.model_bytes, made.steps)
+    lines = describe.describe(s, 12, log, made.model_bytes, made.steps)
     here, stale = s.present, s.staleness[s.present]
     assert 0 < here.sum() < here.size  # the time-out leaves slots empty
     counts = np.array([np.sum(s.client[here] == c) for c in range(12)])
@@ -230,23 +236,23 @@ def test_what_is_said_is_what_the_schedule_holds(made):
     )
     for name, (pattern, values) in found.items():
         np.testing.assert_allclose(number(lines, name, pattern), values, rtol=1e-3, err_msg=name)
-    each = map(schedule.duration, spread(np.diff(s.time, prepend=0)))
+    each = map(describe.duration, spread(np.diff(s.time, prepend=0)))
     (line,) = [line for line in lines if line.startswith("time")]
     words = "min {}, median {}, max {}".format(*each)
-    assert line == f"time      {schedule.duration(s.time[-1])} in all; a round {words}"
+    assert line == f"time      {describe.duration(s.time[-1])} in all; a round {words}"
     bars = [re.fullmatch(r" +(\d+) #+ (\d+)| +(\d+) 0", line) for line in lines]
     bars = [(int(b[1] or b[3]), int(b[2] or 0)) for b in bars if b]
     assert bars == [(k, np.sum(stale == k)) for k in range(ring)]
-    assert f"{schedule.duration((log.stop - log.start).mean())} each" in lines[-1]
+    assert f"{describe.duration((log.stop - log.start).mean())} each" in lines[-1]
 
 
 def test_a_schedule_without_any_work_is_described_and_drawn(tmp_path):
     for rounds in (0, 4):
         zeros = np.zeros((rounds, 2), np.int32)
         empty = Schedule(zeros, zeros, zeros, zeros > 0, np.zeros(rounds))
-        lines = schedule.describe(empty, 3)
+        lines = describe.describe(empty, 3)
         assert "work      mean nan units, none" in lines and any("0 of 3 seen" in a for a in lines)
-        raster.draw(empty, 3, tmp_path / "a.png", "a $ b")
+        schedule_figure.draw(empty, 3, tmp_path / "a.png", "a $ b")
         assert (tmp_path / "a.png").stat().st_size > 5000
 
 
@@ -259,14 +265,14 @@ def test_uniform_cohorts_by_enumeration():
         np.bincount(sum(case, ()), minlength=3)
         for case in itertools.product(first, list(second), last)
     ]
-    mean, deviation, effective = raster.uniform_clients(np.array([1, 2, 4]), 3)
+    mean, deviation, effective = schedule_figure.uniform_clients(np.array([1, 2, 4]), 3)
     assert mean == pytest.approx(np.mean(cases)) and deviation == pytest.approx(np.std(cases))
     assert effective == pytest.approx(7**2 / np.mean(np.sum(np.square(cases), axis=1)))
     m, n, total = 2, 7, 2 * 30  # the same m throughout
     expected = n / (1 + (n - m) / total)
-    assert raster.uniform_clients(np.full(30, m), n)[2] == pytest.approx(expected)
-    assert raster.uniform_clients(np.full(5, 7), 7)[1:] == (0.0, 7.0)
-    assert np.isnan(raster.uniform_clients(np.zeros(3, int), 7)[2])
+    assert schedule_figure.uniform_clients(np.full(30, m), n)[2] == pytest.approx(expected)
+    assert schedule_figure.uniform_clients(np.full(5, 7), 7)[1:] == (0.0, 7.0)
+    assert np.isnan(schedule_figure.uniform_clients(np.zeros(3, int), 7)[2])
 
 
 @pytest.mark.parametrize(
@@ -275,25 +281,27 @@ def test_uniform_cohorts_by_enumeration():
      (172800.0, "2 days"), (8.64e6, "100 days")],
 )  # fmt: skip
 def test_durations(seconds, text):
-    assert schedule.duration(seconds) == text
+    assert describe.duration(seconds) == text
 
 
 def test_a_histogram_has_lines_that_double_for_a_long_tail_and_counts_everything():
-    lines = schedule.histogram([80, 1, 0, 40])
+    lines = describe.histogram([80, 1, 0, 40])
     assert lines == [f"        0 {'#' * 40} 80", "        1 # 1", "        2 0",
                      f"        3 {'#' * 20} 40"]  # fmt: skip
-    assert len(schedule.histogram(np.ones(12, int))) == 12
-    lines = [line.split()[::2] for line in schedule.histogram(np.ones(18, int))]
+    assert len(describe.histogram(np.ones(12, int))) == 12
+    lines = [line.split()[::2] for line in describe.histogram(np.ones(18, int))]
     assert lines == [["0", "1"], ["1", "1"], ["2-3", "2"], ["4-7", "4"], ["8-15", "8"],
                      ["16-17", "2"]]  # fmt: skip
-    assert schedule.histogram(np.ones(17, int))[-1].split()[::2] == ["16", "1"]
-    assert schedule.histogram(np.ones(16, int))[-1].split()[::2] == ["8-15", "8"]
+    assert describe.histogram(np.ones(17, int))[-1].split()[::2] == ["16", "1"]
+    assert describe.histogram(np.ones(16, int))[-1].split()[::2] == ["8-15", "8"]
 
 
 def figure_of(monkeypatch, *args):
     drawn = []
-    monkeypatch.setattr(raster, "write_whole", lambda path, write: drawn.append(write.func))
-    raster.draw(*args)
+    monkeypatch.setattr(
+        schedule_figure, "write_whole", lambda path, write: drawn.append(write.func)
+    )
+    schedule_figure.draw(*args)
     return drawn[0].__self__.axes
 
 
@@ -324,7 +332,7 @@ def test_the_picture_shows_the_schedule(made, monkeypatch, with_log):
     np.testing.assert_array_equal(heights[1], np.bincount(s.work[here])[1:])
     level, steps = axes[3].get_lines()
     np.testing.assert_array_equal(steps.get_ydata(), np.sort(counts)[::-1])
-    mean, deviation, _ = raster.uniform_clients(here.sum(axis=1), 12)
+    mean, deviation, _ = schedule_figure.uniform_clients(here.sum(axis=1), 12)
     assert level.get_ydata()[0] == mean
     band = axes[3].patches[0].get_extents().transformed(axes[3].transData.inverted())
     np.testing.assert_allclose([band.y0, band.y1], [mean - 2 * deviation, mean + 2 * deviation])

@@ -80,7 +80,7 @@ def test_the_data_are_arguments_not_constants():
     """A closed-over data set would stand in the program text."""
     data, round_fn, state = setting()
     schedule = ccfl.random_schedule(0, 1, 4, 3, max_delay=0)
-    slots = ccfl.Schedule(*(jnp.asarray(a[0]) for a in schedule[:4]))
+    slots = jax.tree.map(lambda a: jnp.asarray(a[0]), schedule)
     jaxpr = jax.make_jaxpr(round_fn)(state, slots, data)
     assert max((np.size(c) for c in jaxpr.consts), default=0) < 16
 
@@ -186,7 +186,7 @@ def test_steps_are_not_unrolled():
     sizes = []
     for work in (5, 50):
         schedule = make_schedule([[0, 1]], work=work)
-        slots = ccfl.Schedule(*(jnp.asarray(a[0]) for a in schedule[:4]))
+        slots = jax.tree.map(lambda a: jnp.asarray(a[0]), schedule)
         sizes.append(len(str(jax.make_jaxpr(round_fn)(state, slots, data))))
     assert sizes[0] == sizes[1]
 

@@ -19,7 +19,8 @@ import reference
 
 import ccfl_jax as ccfl
 from ccfl_jax import batches, checkpoints, record
-from experiments import flags, job
+from experiments.config import run_flags
+from experiments.training import run_setup
 
 _ROOT = Path(__file__).parents[1]
 _PRESET = f"--flagfile={_ROOT / 'experiments/presets/digits.flags'}"
@@ -97,7 +98,7 @@ def _twin(ready, schedule):
     past, state = collections.deque([model], _DELAY + 1), reference.server_init(model)
     for t, (clients, present) in enumerate(zip(schedule.client, schedule.present, strict=True)):
         if t % 1000 == 0:
-            end = min(t + 1000, len(schedule.client))
+            end = min(t + 1000, schedule.num_rounds)
             positions, masks = _visits(ready.state.key, schedule, jnp.asarray(sizes), t, end)
         uploads = []
         for slot in np.flatnonzero(present):
@@ -143,10 +144,10 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path, rounds):
     assert [row["round"] for row in rows] == list(range(0, rounds + 1, 10))
 
     config = dataclasses.replace(
-        flags.parse(["train", *args]), out_dir=str(tmp_path / "ready"), rounds=1
+        run_flags.parse(["train", *args]), out_dir=str(tmp_path / "ready"), rounds=1
     )
-    ready = job.prepare(config)
-    job.close(ready)
+    ready = run_setup.prepare(config)
+    run_setup.close(ready)
     kept = checkpoints.open_checkpoints(folder)
     saved, broken = checkpoints.restore(kept, ready.state)
     checkpoints.close(kept)

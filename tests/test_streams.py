@@ -127,7 +127,7 @@ def test_no_key_is_derived_for_two_purposes(monkeypatch):
         state = ccfl.init_state(task, server, jax.random.key(5))
         for row in make_schedule([[0, 1, 1]], work=2).rounds(0, 1).client:
             slots = make_schedule([row], work=2)
-            slots = ccfl.Schedule(*(jnp.asarray(a[0]) for a in slots[:4]))
+            slots = jax.tree.map(lambda a: jnp.asarray(a[0]), slots)
             state, _ = round_fn(state, slots, data)
     ours = {p for places in purposes.values() for p in places if str(ROOT) in p}
     assert len(ours) >= 8  # initial model, round, client, visit, draws, step, loss, crops
@@ -184,7 +184,7 @@ def offences(text):
                 yield called
 
 
-SOURCES = [*(ROOT / "ccfl_jax").rglob("*.py"), *(ROOT / "experiments").glob("*.py")]
+SOURCES = [*(ROOT / "ccfl_jax").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -24,7 +24,7 @@ def make_run(folder, diverged=False, rounds=20):
         "test_accuracy": None if diverged else 0.75,
         "diverged": diverged,
     }
-    record.append_row(folder, row)
+    record.append_rows(folder, [row])
     return str(folder)
 
 

@@ -399,7 +399,7 @@ def visited(clients, setting, schedule, seed):
     rates = tuple(np.float32(x) for x in setting[:4])
     # Slots for all clients whatever m is: another m is then no other program.
     empty = CLIENTS - setting.buffer_size
-    schedule = ccfl.Schedule(*(np.pad(a, ((0, 0), (0, empty))) for a in schedule[:4]))
+    schedule = jax.tree.map(lambda a: np.pad(a, ((0, 0), (0, empty))), schedule)
     start = ccfl.Task(lambda key: {"x": jnp.asarray(clients.first)}, None, None)
     state = ccfl.init_state(start, server_at(rates), jax.random.key(seed), ROUNDS + 1)
     state, info = ccfl.run_rounds(

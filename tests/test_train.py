@@ -1,4 +1,4 @@
-"""experiments/train.py and job.py: one command, its folder, its exit codes."""
+"""experiments/train.py and training/: one command, its folder, its exit codes."""
 
 import dataclasses
 import json
@@ -17,7 +17,8 @@ from small_runs import config_of, main, restored, rows_of, without_clocks
 import ccfl_jax as ccfl
 from ccfl_jax import config_file, record
 from ccfl_jax.stream import cut
-from experiments import build, cadence, devices, flags, job, loop
+from experiments.config import flag_rules
+from experiments.training import devices, intervals, parts, run_setup, train_loop
 
 
 def test_folder_of_a_run(straight):
@@ -67,7 +68,7 @@ def test_rows_of_a_run(straight, ready):
 
 def test_test_metrics_are_those_of_the_final_model(straight, ready):
     folder, rows = straight
-    params = restored(folder, ready.state).params
+    params = restored(folder, ready.progress.states).params
     x, y = (np.asarray(ready.test[name]) for name in ("x", "y"))
     dense = jax.tree.map(np.float64, params["dense"])
     logits = x.reshape(len(x), -1) @ dense["kernel"] + dense["bias"]
@@ -140,19 +141,21 @@ def _fake_mesh(platform, *stats):
 def test_data_are_streamed_where_half_the_memory_is_too_little(flag, mesh, expected):
     images = np.broadcast_to(np.float32(0), (20_000_000, 200))  # 16 GB that take 4 bytes
     data = ccfl.FederatedData({"x": images}, np.arange(10), np.array([0, 10]))
-    assert job._memory(config_of(*flag), data, mesh) == expected
+    assert run_setup._memory(config_of(*flag), data, mesh) == expected
 
 
 def test_evaluations_and_long_stretches_cut_pieces(ready):
     """700 rounds, evaluated every 300, on data that are there: at most 250 at once."""
     schedule = ccfl.random_schedule(0, 700, 12, 3)
-    long = ready._replace(
-        schedule=schedule, config=dataclasses.replace(ready.config, rounds=700, eval_every=300)
+    long = ready.program._replace(
+        schedules=[schedule],
+        config=dataclasses.replace(ready.config, rounds=700, eval_every=300),
+        parts=lambda first: [([schedule.rounds(first, 700)], ready.data)],
     )
-    pieces = [piece.client for piece, _ in loop._pieces(long, 0)]
+    pieces = [piece.client for (piece,), _ in train_loop._pieces(long, 0)]
     assert [len(piece) for piece in pieces] == [0, 250, 50, 250, 50, 100]
     np.testing.assert_array_equal(np.concatenate(pieces), schedule.client)
-    later = [piece.client for piece, _ in loop._pieces(long, 290)]
+    later = [piece.client for (piece,), _ in train_loop._pieces(long, 290)]
     assert [len(piece) for piece in later] == [0, 10, 250, 50, 100]
     np.testing.assert_array_equal(np.concatenate(later), schedule.client[290:])
 
@@ -183,7 +186,7 @@ def test_data_that_do_not_fit(tmp_path, monkeypatch, capsys, args, parts):
 
 def test_natural_clients_keep_their_own_samples(tmp_path):
     args = ["--dataset=synthetic", "--partition=natural", "--num_clients=100"]
-    data = job.prepare(config_of(*args, f"--out_dir={tmp_path / 'a'}")).data
+    data = run_setup.prepare(config_of(*args, f"--out_dir={tmp_path / 'a'}")).data
     train_set, _ = ccfl.load_dataset("synthetic")
     np.testing.assert_array_equal(data.sizes, np.bincount(train_set["client"], minlength=100))
     np.testing.assert_array_equal(data.client(7)["x"], train_set["x"][train_set["client"] == 7])
@@ -191,16 +194,16 @@ def test_natural_clients_keep_their_own_samples(tmp_path):
 
 def test_default_folders_are_numbered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folders = [job.prepare(config_of()).config.out_dir for _ in range(2)]
+    folders = [run_setup.prepare(config_of()).config.out_dir for _ in range(2)]
     assert folders == ["runs/digits-cc_fedams-001", "runs/digits-cc_fedams-002"]
     assert json.loads(Path(folders[1], config_file.CONFIG).read_text())["out_dir"] == folders[1]
 
 
 def test_seed_and_what_it_does_not_touch(tmp_path):
     def prepared(name, *args):
-        ready = job.prepare(config_of(f"--out_dir={tmp_path / name}", *args))
-        model = jax.tree.leaves(ready.state.params)
-        return ready, [*ready.schedule[:4], ready.data.indices], model
+        ready = run_setup.prepare(config_of(f"--out_dir={tmp_path / name}", *args))
+        model = jax.tree.leaves(ready.progress.states.params)
+        return ready, [*jax.tree.leaves(ready.schedule), ready.data.indices], model
 
     _, plan, model = prepared("a")
     _, same_plan, same_model = prepared("b", "--seed=0")
@@ -221,12 +224,15 @@ def test_rates_are_no_part_of_the_program(tmp_path):
     """So the compilation cache serves all of them; another batch size is another program."""
 
     def program(name, *args):
-        ready = job.prepare(config_of(f"--out_dir={tmp_path / name}", *args))
-        ready.checkpoints.close()
+        ready = run_setup.prepare(config_of(f"--out_dir={tmp_path / name}", *args))
+        run_setup.close(ready)
+        round_fn = jax.tree_util.Partial(
+            parts.round_at(ready.config, ready.task, None), parts.rates(ready.config)
+        )
         row = jax.tree.map(lambda a: a[0], ready.schedule.rounds(0, 1))
         return (
             jax.jit(lambda f, *rest: f(*rest))
-            .lower(ready.round_fn, ready.state, row, ready.data)
+            .lower(round_fn, ready.progress.states, row, ready.data)
             .as_text()
         )
 
@@ -240,11 +246,11 @@ def test_rates_are_no_part_of_the_program(tmp_path):
 def test_every_server_gets_its_hyperparameters(tmp_path):
     gradient = {"x": np.array([0.5, -0.25], np.float32)}
     chosen = dict(b1=0.5, b2=0.7, eps=0.1, initial_accumulator=0.2)
-    for server, names in flags.SERVERS.items():
+    for server, names in flag_rules.SERVERS.items():
         rate = 1.0 if server == "cc_fedavg" else 0.3
         args = [f"--{name}={chosen[name]}" for name in names]
         config = config_of(f"--server={server}", f"--server_lr={rate}", *args)
-        transform = build.server(config, build.rates(config))
+        transform = parts.server(config, parts.rates(config))
         hyper = {name: chosen[name] for name in names}
         expected = getattr(ccfl, server)(*([] if server == "cc_fedavg" else [rate]), **hyper)
         ours, theirs = (
@@ -269,12 +275,12 @@ def test_every_server_gets_its_hyperparameters(tmp_path):
 def test_evaluations_and_checkpoints_are_due(begun, end, every, saved, stops):
     cadences = [f"--eval_every={every}", f"--rounds={end or 1}"]
     config = config_of(*cadences, *([f"--checkpoint_every={saved}"] if saved else []))
-    assert cadence.stops(config, begun, end) == stops
+    assert intervals.stops(config, begun, end) == stops
     for done in stops:
         due = done % every == 0 or done == end
-        assert cadence.is_evaluation(config, done) == due
+        assert intervals.is_evaluation(config, done) == due
         due = due if saved is None else done % saved == 0 or done == end
-        assert cadence.is_checkpoint(config, done) == due
+        assert intervals.is_checkpoint(config, done) == due
 
 
 @pytest.mark.parametrize("value", ["off", "here"])
@@ -289,9 +295,8 @@ def test_compiled_programs_are_kept_unless_off(tmp_path, monkeypatch, value):
 
 
 def test_the_command_says_that_a_huge_rate_blew_up(tmp_path):
-    root = Path(flags.__file__).parents[1]
-    preset = root / "experiments" / "presets" / "digits.flags"
-    args = [f"--flagfile={preset}", "--rounds=2", "--server_lr=1e6", "--compilation_cache=off"]
+    root = Path(__file__).parents[1]
+    args = ["--preset=digits", "--rounds=2", "--server_lr=1e6", "--compilation_cache=off"]
     done = subprocess.run(
         [sys.executable, "-m", "experiments.train", *args],
         capture_output=True,

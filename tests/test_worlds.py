@@ -1,4 +1,4 @@
-"""experiments/worlds.py: what is written for a flag is the model, device or trace it names."""
+"""schedules/worlds.py: what is written for a flag is the model, device or trace it names."""
 
 import inspect
 import math
@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 import ccfl_jax as ccfl
 from ccfl_jax import availability, clock, speed
 from ccfl_jax.draws import Work
-from experiments import build, schedule_flags, worlds
-from experiments.schedule_flags import AVAILABILITIES, DISTRIBUTIONS, expression
+from ccfl_jax.event_log import EventLog
+from experiments.config import schedule_flags
+from experiments.config.expression import AVAILABILITIES, DISTRIBUTIONS, expression
+from experiments.schedules import make, worlds
+from experiments.training import parts
 
 COUNT, ROUNDS, SECONDS = 12, 200, 1800.0
 LABELS = np.arange(COUNT) * 7 % 10
@@ -26,6 +29,10 @@ BASE = [
     "--seed=5",
     "--file=x.npz",
 ]
+
+
+def world(one):
+    return make.world(one.config, one.options)
 
 
 def asked(*args):
@@ -197,11 +204,11 @@ def test_a_number_out_of_range_is_said_with_its_flag():
 
 def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
     labels, starts = np.array([2, 1, 1, 2, 0, 2, 2, 3]), np.array([0, 4, 7, 7, 8])
-    np.testing.assert_array_equal(worlds.main_labels(labels, starts, 4), [1, 2, 0, 3])
+    np.testing.assert_array_equal(make.main_labels(labels, starts, 4), [1, 2, 0, 3])
 
 
 def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
-    made = [worlds.make(asked(f"--rule={rule}")) for rule in ("paper", "rounds")]
+    made = [world(asked(f"--rule={rule}")) for rule in ("paper", "rounds")]
     expected = ccfl.random_schedule(5, 30, COUNT, 3, 5, 3, 2.0)
     for one in made:
         assert one.schedule.digest() == expected.digest() and one.log is None
@@ -211,7 +218,7 @@ def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
 
 
 def test_rounds_take_those_who_are_available():
-    made = worlds.make(
+    made = world(
         asked("--rule=rounds", "--availability=label(5000)", "--round_seconds=100", "--max_delay=0")
     )
     schedule, labels = made.schedule, made.labels
@@ -230,9 +237,9 @@ def test_the_clock_has_the_clients_of_the_run(unit):
         "--concurrency=7", "--start=poisson", "--rate=0.5", "--max_staleness=4", "--timeout=30",
         "--on_timeout=skip", "--work_correlation=-0.5", "--availability=markov(900,300)",
     )  # fmt: skip
-    made = worlds.make(ours)
-    train, _, _ = build.load("digits", None)
-    rows = build.clients(ours.config, train)
+    made = world(ours)
+    train, _, _ = parts.load("digits", None)
+    rows = parts.clients(ours.config, train)
     each = np.array([math.ceil(len(own) / 20) for own in rows])
     devices = speed.draw_devices(
         5, COUNT, speed.log_normal(0, 0.6, 10), speed.uniform(1, 2), speed.constant(4),
@@ -261,45 +268,45 @@ def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
     """20 rows a batch, a forward and two backward parts; a model of 2,600 bytes of 8 bits."""
     path = tmp_path / "capacity"
     milliseconds, kilobits = trace_samples.write_capacity(path, 1, 15)
-    made = worlds.make(asked(f"--capacity={path}", "--extra=constant(0.5)"))
+    made = world(asked(f"--capacity={path}", "--extra=constant(0.5)"))
     assert made.notes == [f"capacity  {path}: the first 12 of 15 devices"]
     first, log = np.asarray(milliseconds)[made.log.client], made.log
     sent = 2 * 2600 * 8 / 1000 / np.asarray(kilobits)[log.client]
-    train, _, _ = build.load("digits", None)
-    each = np.array([math.ceil(len(own) / 20) for own in build.clients(asked().config, train)])
+    train, _, _ = parts.load("digits", None)
+    each = np.array([math.ceil(len(own) / 20) for own in parts.clients(asked().config, train)])
     steps = log.work * each[log.client]
     np.testing.assert_allclose(
         log.stop - log.start, steps * 3 * 20 * first / 1000 + sent + 0.5, rtol=1e-9
     )
     trace_samples.write_capacity(path, 1, 11)
     with pytest.raises(ValueError, match="num_clients: found 12, legal: up to 11, the devices of"):
-        worlds.make(asked(f"--capacity={path}"))
+        world(asked(f"--capacity={path}"))
 
 
 def test_a_log_is_read_back_with_its_own_schedule_alone(tmp_path):
-    made, other = (worlds.make(asked(f"--seed={seed}")) for seed in (0, 1))
-    path = tmp_path / "a.log.npz"
-    assert worlds.load_log(path, made.schedule) is None
-    worlds.save_log(made.log, path)
-    found = worlds.load_log(path, made.schedule)
-    for one, kept in zip(found, made.log, strict=True):
+    made, other = (world(asked(f"--seed={seed}")) for seed in (0, 1))
+    path, log = tmp_path / "a.log.npz", made.log
+    log.save(path)
+    found = EventLog.load(path)
+    for one, kept in zip(found, log, strict=True):
         np.testing.assert_array_equal(one, kept)
         assert np.asarray(one).dtype == np.asarray(kept).dtype
-    message = r"a.log.npz: found tasks of another schedule, legal: those it came with"
-    for schedule in (other.schedule, made.schedule._replace(time=None)):
-        with pytest.raises(ValueError, match=message):
-            worlds.load_log(path, schedule)
-    log = made.log
+    assert found.makes(made.schedule)
+    assert not found.makes(other.schedule) and not found.makes(made.schedule.replace(time=None))
     for wrong in (
         log._replace(round=log.round + 1),
+        log._replace(round=np.where(log.round >= 0, 0, -1)),
+    ):
+        wrong.save(path)
+        assert not EventLog.load(path).makes(made.schedule)
+    for wrong in (
         log._replace(stop=np.where(log.start == 0, np.nan, log.stop)),
         log._replace(fate=log.fate + 4),
         log._replace(client=log.client[1:]),
-        log._replace(round=np.where(log.round >= 0, 0, -1)),
     ):
-        worlds.save_log(wrong, path)
-        with pytest.raises(ValueError, match=message):
-            worlds.load_log(path, made.schedule)
+        wrong.save(path)
+        with pytest.raises(ValueError, match=r"a.log.npz: .*found "):
+            EventLog.load(path)
     path.write_text("no npz")
     with pytest.raises(ValueError, match=r"a.log.npz: not a readable npz"):
-        worlds.load_log(path, made.schedule)
+        EventLog.load(path)

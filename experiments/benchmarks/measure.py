@@ -1,0 +1,205 @@
+"""Timing one workload: pieces of rounds after compilation, blocked on their results."""
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+import ccfl_jax as ccfl
+from ccfl_jax import layout
+
+from ..training import devices
+from .workloads import Workload
+
+_PIECES = 5  # so many pieces make up the asked time
+_PRODUCT = 2048
+_RATES = [10 ** (-k / 2) for k in range(9)]
+
+Advance = Callable[[ccfl.Schedule], ccfl.Info]
+
+
+def measure(
+    workload: Workload,
+    seconds: float,
+    mesh: Mesh | None = None,
+    lanes: int | None = None,
+    others: dict[str, Callable[[ccfl.Schedule], int]] | None = None,
+) -> dict[str, Any]:
+    """Times one workload; what the entries mean stands at the head of `experiments.bench`.
+
+    Args:
+        workload: what to run.
+        seconds: how long to time it, apart from compiling and from `others`.
+        mesh: devices that the clients are spread over, one by default.
+        lanes: clients that advance together on a device; by default as `layout.lanes`.
+        others: name -> a loop that trains a piece of schedule and returns its useful samples; each
+            does one round in turn with every piece of ours.
+    """
+    slots, count = workload.schedule.num_slots, 1 if mesh is None else mesh.size
+    shapes = jax.tree.leaves(jax.eval_shape(workload.task.init, jax.random.key(0)))
+    parameters = sum(leaf.size for leaf in shapes)
+    lanes = min(lanes or layout.lanes(jax.default_backend(), parameters, slots, count), slots)
+    started = time.perf_counter()
+    advance = _prepare(workload, mesh, lanes)
+    compile_s = _timed(advance, workload.schedule.rounds(0, 0))[1]
+    advance(cut(workload.schedule, 0, 1))
+    first_round_s = time.perf_counter() - started
+    pieces, theirs = _time_pieces(workload.schedule, advance, seconds, others or {})
+
+    steps = np.concatenate([info.steps for info, _ in pieces])
+    samples_per_s = median(info.samples.sum() / s for info, s in pieces)
+    against = {
+        name: {"samples_per_s": median(rates), "times": samples_per_s / median(rates)}
+        for name, rates in theirs.items()
+    }
+    memory = jax.devices()[0].memory_stats() or {}
+    peak = memory.get("peak_bytes_in_use")
+    return {
+        "workload": workload.name,
+        "device": device_name(),
+        "devices": count,
+        "lanes": lanes,
+        "samples_per_s": float(samples_per_s),
+        "client_updates_per_s": float(median(info.present.sum() / s for info, s in pieces)),
+        "rounds_per_s": float(median(len(info.steps) / s for info, s in pieces)),
+        "pieces": len(pieces),
+        "rounds": len(steps),
+        "compile_s": compile_s,
+        "first_round_s": first_round_s,
+        "host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "device_mb": None if peak is None else peak / 2**20,
+        "useful_steps": useful_steps(steps, lanes),
+        "gflops": float(samples_per_s * workload.flops / 1e9),
+        "product_gflops": product_gflops(),
+        "against": against,
+    }
+
+
+def useful_steps(steps: np.ndarray, lanes: int) -> float:
+    """The share of useful steps, `[rounds, slots]`, among those that groups of `lanes` take.
+
+    As in `ccfl_jax.layout.groups`: the slots of a round in order of work, each group as long as its
+    longest.
+    """
+    ordered = -np.sort(-steps, axis=1)
+    return float(steps.sum() / (ordered[:, ::lanes].sum() * lanes))
+
+
+def product_gflops(size: int = _PRODUCT) -> float:
+    """10^9 operations a second of a float32 matrix product `size` x `size`, median of five."""
+    a = jnp.asarray(np.random.default_rng([0]).normal(size=(size, size)), jnp.float32)
+    product = jax.jit(jnp.matmul)
+    jax.block_until_ready(product(a, a))
+    seconds = median(_timed(product, a, a)[1] for _ in range(5))
+    return 2 * size**3 / seconds / 1e9
+
+
+def cut(schedule: ccfl.Schedule, first: int, count: int) -> ccfl.Schedule:
+    """Rounds `first` to `first + count`, of a schedule that goes round and round."""
+    rows = np.arange(first, first + count) % schedule.num_rounds
+    return jax.tree.map(lambda a: a[rows], schedule)
+
+
+def device_name() -> str:
+    """The first device, or how many cores of which processor."""
+    device, cpuinfo = jax.devices()[0], Path("/proc/cpuinfo")
+    if device.platform != "cpu" or not cpuinfo.is_file():
+        return device.device_kind
+    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+    return f"{os.cpu_count()} x {names[0].split(':')[1].strip()}" if names else device.device_kind
+
+
+def _prepare(workload: Workload, mesh: Mesh | None, lanes: int) -> Advance:
+    """A function that runs rounds, each call from where the last one ended."""
+    server = ccfl.cc_fedavg()
+    round_fn = ccfl.build_round(
+        workload.task,
+        server,
+        workload.local_lr,
+        workload.batch_size,
+        normalise="none",
+        lanes=lanes,
+        mesh=mesh,
+    )
+    length = int(workload.schedule.staleness.max()) + 1
+    state = ccfl.init_state(workload.task, server, jax.random.key(0), length)
+    if mesh is None:
+        data, state = jax.device_put((workload.data, state))
+    else:
+        data, state = devices.put((workload.data, state), mesh)
+
+    def advance(piece: ccfl.Schedule) -> ccfl.Info:
+        nonlocal state
+        state, info = ccfl.run_rounds(round_fn, state, piece, data, donate=True)
+        jax.block_until_ready(state)
+        return info
+
+    return advance
+
+
+def _time_pieces(
+    schedule: ccfl.Schedule, advance: Advance, seconds: float, others: dict[str, Callable]
+) -> tuple[list[tuple[ccfl.Info, float]], dict[str, list[float]]]:
+    """Our pieces with the seconds of each, and the samples per second of every other loop."""
+    _, once = _timed(advance, cut(schedule, 1, 1))
+    count = int(np.clip(seconds / _PIECES / once, 1, 256))
+    for loop in others.values():
+        loop(cut(schedule, 0, 1))
+    pieces, theirs, done = [], {name: [] for name in others}, 2
+    while len(pieces) < _PIECES or sum(s for _, s in pieces) < seconds:
+        pieces.append(_timed(advance, cut(schedule, done, count)))
+        for name, loop in others.items():
+            samples, taken = _timed(loop, cut(schedule, done, 1))
+            theirs[name].append(samples / taken)
+        done += count
+    return pieces, theirs
+
+
+def _timed(function: Callable, *arguments: Any) -> tuple[Any, float]:
+    started = time.perf_counter()
+    result = jax.block_until_ready(function(*arguments))
+    return result, time.perf_counter() - started
+
+
+def measure_rates(workload: Workload, seconds: float, together: bool) -> dict[str, Any]:
+    """Useful samples per second over nine trials that differ in the server's rate alone."""
+    run = rate_trials(workload, together)
+    run(cut(workload.schedule, 0, 2))
+    started, samples, first = time.perf_counter(), 0, 0
+    while (taken := time.perf_counter() - started) < seconds or not samples:
+        samples += int(run(cut(workload.schedule, first, 2))[1].samples.sum())
+        first += 2
+    return {
+        "workload": workload.name,
+        "samples_per_s": samples / taken,
+        "gflops": samples / taken * workload.flops / 1e9,
+    }
+
+
+def rate_trials(workload: Workload, together: bool) -> Callable[[ccfl.Schedule], tuple]:
+    """A function that runs rounds for every rate, each time from the start.
+
+    It returns states and infos `[trials, ...]`, whether the trials are a batch axis of one program
+    or run one after another in it.
+    """
+
+    def round_at(rate: jax.Array, *state_slots_data: Any) -> tuple:
+        server = ccfl.cc_fedams(rate)
+        round_fn = ccfl.build_round(workload.task, server, workload.local_lr, workload.batch_size)
+        return round_fn(*state_slots_data)
+
+    def first(rate: jax.Array) -> ccfl.State:
+        return ccfl.init_state(workload.task, ccfl.cc_fedams(rate), jax.random.key(0))
+
+    rates, data = jnp.array(_RATES), jax.device_put(workload.data)
+    round_fn, states = jax.tree_util.Partial(round_at, rates), jax.vmap(first)(rates)
+    size = len(_RATES) if together else 1
+    return lambda piece: ccfl.run_trials(round_fn, states, piece, data, together=size)

@@ -1,0 +1,87 @@
+"""The cases of a benchmark, one after another, in lines and in a file."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ccfl_jax.folder import replace_file
+
+from ..config.bench_flags import Case, Options
+from ..training import devices
+from . import measure, workloads
+
+
+def run(cases: Sequence[Case], options: Options) -> list[dict[str, Any]]:
+    """Times the cases; a file asked for has all results so far after each.
+
+    Raises:
+        ValueError, ImportError: for devices or packages that are not there.
+    """
+    devices.make_host_devices(options.devices)
+    mesh, loops = devices.mesh(options.devices), _loops(options.against)
+    end = time.monotonic() + 60 * (options.minutes or float("inf"))
+    print(f"device {measure.device_name()}, jax {jax.__version__}", flush=True)
+    results = []
+    for case in cases:
+        result = {"case": {name: value for name, value in case._asdict().items() if value}}
+        if time.monotonic() < end:
+            try:
+                result |= _measure(case, options, mesh, loops)
+            except jax.errors.JaxRuntimeError as error:  # out of memory, above all
+                result["error"] = str(error).splitlines()[0]
+        else:
+            result["error"] = "left out, out of time"
+        results.append(result)
+        print(_report(result), flush=True)
+        if options.json is not None:
+            replace_file(options.json, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    return results
+
+
+def _measure(
+    case: Case, options: Options, mesh: jax.sharding.Mesh, loops: Callable
+) -> dict[str, Any]:
+    workload = getattr(workloads, case.workload)(**case.settings)
+    if case.rates is not None:
+        return measure.measure_rates(workload, options.seconds, case.rates == "together")
+    lanes = case.lanes or options.lanes
+    return measure.measure(workload, options.seconds, mesh, lanes, loops(workload))
+
+
+def _loops(against: str | None) -> Callable[[workloads.Workload], dict]:
+    """What gives the other loops that a workload is timed against."""
+    if against is None:
+        return lambda workload: {}
+    try:
+        from .torch_loops import loops
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError("--against: found torch, which is not installed here") from None
+    return loops
+
+
+def _report(result: dict[str, Any]) -> str:
+    case = result["case"]
+    words = [f"{name}={value}" for name, value in case.get("settings", {}).items()]
+    words += [f"{name}={case[name]}" for name in ("lanes", "rates") if name in case]
+    name = " ".join([case["workload"], *words])
+    if "error" in result:
+        return f"{name}: {result['error']}"
+    if "rates" in case:
+        return f"{name}: {result['samples_per_s']:.0f} samples/s, {result['gflops']:.1f} GFLOP/s"
+    line = name + (
+        ": {samples_per_s:.0f} samples/s, {client_updates_per_s:.1f} client updates/s, "
+        "{rounds_per_s:.2f} rounds/s ({rounds} rounds in {pieces} pieces)\n"
+        "  compiled in {compile_s:.1f} s, first round after {first_round_s:.1f} s; useful steps "
+        "{useful_steps:.2f} with {lanes} lanes on {devices} devices; host {host_mb:.0f} MB\n"
+        "  {gflops:.1f} of {product_gflops:.0f} GFLOP/s"
+    ).format(**result)
+    if result["device_mb"] is not None:
+        line += f"; device {result['device_mb']:.0f} MB"
+    for other, found in result["against"].items():
+        line += f"\n  {found['times']:.2f} times {other}, {found['samples_per_s']:.0f} samples/s"
+    return line

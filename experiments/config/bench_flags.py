@@ -1,0 +1,96 @@
+"""The flags of the benchmarks, and their cases."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import flag as flags
+from .flag import PATH, POSITIVE, flag, one_of, whole
+
+_COHORT = 32
+
+
+class Case(NamedTuple):
+    """One thing to time.
+
+    Attributes:
+        workload: a function of `benchmarks.workloads`.
+        settings: its arguments.
+        lanes: clients that advance together on a device; None: the default.
+        rates: nine trials that differ in the server's rate, "together" as one more batch axis or
+            "apart", one after another; None: one run.
+    """
+
+    workload: str
+    settings: dict[str, Any] = {}  # noqa: RUF012, nobody writes to it
+    lanes: int | None = None
+    rates: str | None = None
+
+
+def _variants() -> list[Case]:
+    """What an accelerator's defaults (`layout.lanes`, `models.lowerings`) rest on."""
+    cohort, short = {"batch_size": 20, "buffer_size": _COHORT}, {"compute_dtype": "bfloat16"}
+    return [
+        *(Case("fmnist_cnn", cohort, lanes) for lanes in (1, 5, _COHORT)),
+        *(
+            Case(workload, settings | {"lowering": lowering})
+            for lowering in ("xla", "shifted", "banded")
+            for workload, settings in (("fmnist_cnn", cohort), ("cifar_resnet20", {}))
+        ),
+        Case("fmnist_cnn", cohort | short),
+        Case("cifar_resnet20", short),
+        Case("stackoverflow_lr", short),
+        *(Case("fmnist_cnn", {"batch_size": 20}, rates=how) for how in ("apart", "together")),
+    ]
+
+
+WORKLOADS = {
+    "fmnist_cnn": [Case("fmnist_cnn", {"batch_size": size}) for size in (20, 50)],
+    "stackoverflow_lr": [Case("stackoverflow_lr")],
+    "cifar_resnet20": [Case("cifar_resnet20")],
+    "logistic_many": [Case("logistic_many")],
+    "async": [Case("asynchronous", {"concurrency": c}) for c in (10, 100, 1000)],
+}
+_ALL = [case for cases in WORKLOADS.values() for case in cases]
+CASES = {**WORKLOADS, "all": _ALL, "accelerator": [*_ALL, *_variants()]}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command has."""
+
+    workload: str = flag(
+        one_of(*CASES),
+        "all",
+        "what to time; accelerator: all of them, then lanes, lowerings of a convolution, bfloat16, "
+        "and nine rates together and apart",
+        "Benchmark",
+    )
+    seconds: float = flag(POSITIVE, 10.0, "to time each case for", "Benchmark")
+    minutes: float | None = flag(
+        POSITIVE, None, "to start cases for; those left out are named; unset: all", "Benchmark"
+    )
+    devices: int | None = flag(
+        whole(1), None, "to spread clients over; unset: all, on a CPU one per core", "Benchmark"
+    )
+    lanes: int | None = flag(
+        whole(1), None, "clients that advance together on a device", "Benchmark"
+    )
+    batch_size: int | None = flag(whole(1), None, "instead of each workload's own", "Benchmark")
+    against: str | None = flag(
+        one_of("torch"), None, "the same work as plain loops, in turn with ours", "Benchmark"
+    )
+    json: str | None = flag(PATH, None, "file for the results", "Benchmark")
+
+
+BENCH = flags.table(Options)
+
+
+def cases(options: Options) -> list[Case]:
+    """The cases asked for; a batch size replaces that of each, and makes some the same."""
+    found = []
+    for case in CASES[options.workload]:
+        if options.batch_size is not None:
+            case = case._replace(settings=case.settings | {"batch_size": options.batch_size})
+        if case not in found:
+            found.append(case)
+    return found

@@ -1,0 +1,70 @@
+"""The frame that all commands share: help, one line for whatever is refused, exit codes."""
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable
+
+from .flag import Table, described
+
+DONE, REFUSED, DIVERGED, FAILED, STOPPED = 0, 2, 3, 4, 5
+ERRORS = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
+
+_HELP = {"help", "helpfull", "helpshort", "helpxml", "h", "?"}
+
+Main = Callable[[list[str]], int]
+
+
+class Stopped(Exception):
+    """A command was told to stop by a signal, and has saved all that it did."""
+
+
+def command(name: str, help_text: Callable[[], str]) -> Callable[[Main], Main]:
+    """Makes a function of a command line, which returns the exit code, a command.
+
+    It prints its help where it is asked for. What goes wrong before any work is done, an error of
+    `ERRORS`, becomes one line behind `name`, exit code 2; `Stopped` becomes 5.
+    """
+
+    def frame(body: Main) -> Main:
+        @functools.wraps(body)
+        def main(argv: list[str]) -> int:
+            try:
+                if _asks_for_help(argv):
+                    return _print_help(help_text())
+                return body(argv)
+            except Stopped as stopped:
+                print(f"stopped   {stopped}")
+                return STOPPED
+            except ERRORS as error:
+                return refused(name, error)
+
+        return main
+
+    return frame
+
+
+def help_of(about: str, *tables: Table) -> str:
+    """What `--help` prints: what the command does and its usage, then its flags."""
+    return "\n".join([about.strip(), *described(*tables)])
+
+
+def refused(name: str, error: Exception, code: int = REFUSED) -> int:
+    """Says what a command refuses, in one line; returns the exit code."""
+    print(f"{name}: " + " ".join(str(error).split()), file=sys.stderr)
+    return code
+
+
+def _asks_for_help(argv: list[str]) -> bool:
+    names = (arg.lstrip("-").partition("=")[0] for arg in argv[1:] if arg.startswith("-"))
+    return any(name in _HELP for name in names)
+
+
+def _print_help(text: str) -> int:
+    # A pipe that is read no further, as `| head` leaves it, is no error.
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
+        return DONE
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return DONE

@@ -1,0 +1,218 @@
+"""Flags: what one may be, the table it stands in, and how a command line is read.
+
+A table is a frozen dataclass whose fields are made by `flag`: its attributes are the values, and
+what else is known of a flag stands beside its default. Nothing here imports JAX, so `--help` and
+every complaint come at once.
+"""
+
+import dataclasses
+import difflib
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from absl import flags
+
+INT32_MAX = 2**31 - 1
+_FLOAT32_MAX = 3.4e38
+_PRESETS = Path(__file__).parents[1] / "presets"
+
+
+class Domain(NamedTuple):
+    """What a flag may be: absl's function that defines it, the same in words, and as a test."""
+
+    define: Callable[..., Any]
+    legal: str
+    holds: Callable[[Any], bool]
+
+
+class Flag(NamedTuple):
+    """What is known of a flag.
+
+    Attributes:
+        domain: what it may be.
+        default: its value where it is not given.
+        help: what it means.
+        group: its heading in `--help`.
+        may_change: when it may differ as a run or a sweep goes on: "never"; "in a run", because it
+            alters no round, though it may alter rows; "always", because it alters nothing.
+        varies: whether a sweep may vary it.
+        no_use: place -> what to do there instead, where there is no use for the flag.
+    """
+
+    domain: Domain
+    default: Any
+    help: str
+    group: str
+    may_change: Literal["never", "in a run", "always"] = "never"
+    varies: bool = False
+    no_use: Mapping[str, str] = {}
+
+
+class Given(NamedTuple):
+    """A command line: the value of every flag, the names of those given, and the other words."""
+
+    values: dict[str, Any]
+    names: set[str]
+    words: list[str]
+
+
+Table = Mapping[str, Flag]
+
+
+def one_of(*names: str) -> Domain:
+    """One of some words."""
+    return Domain(flags.DEFINE_string, ", ".join(names), lambda v: v in names)
+
+
+def whole(least: int, most: int = INT32_MAX) -> Domain:
+    """An integer."""
+    legal = f"a whole number from {least} to {most}"
+    return Domain(flags.DEFINE_integer, legal, lambda v: least <= v <= most)
+
+
+PATH = Domain(flags.DEFINE_string, "a path", lambda v: bool(v.strip()))
+SWITCH = Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lambda v: True)
+POSITIVE = Domain(
+    flags.DEFINE_float, "a number above 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX
+)
+RATE = Domain(flags.DEFINE_float, "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
+DECAY = Domain(flags.DEFINE_float, "a number from 0 to below 1", lambda v: 0 <= v < 1)
+
+
+def flag(domain: Domain, default: Any, help: str, group: str, **more: Any) -> Any:
+    """A field of a table: the flag of its name."""
+    known = Flag(domain, default, help, group, **more)
+    return dataclasses.field(default=default, metadata={"flag": known})
+
+
+def table(of: type) -> dict[str, Flag]:
+    """The flags of a table by name, in order."""
+    return {field.name: field.metadata["flag"] for field in dataclasses.fields(of)}
+
+
+def read(argv: list[str], *tables: Table, words: str | None = None, least: int = 1) -> Given:
+    """Reads a command line; a flag given twice counts as given last.
+
+    `--preset=NAME` stands for `--flagfile=` and the preset's path.
+
+    Args:
+        argv: the command line; `argv[0]` is the program.
+        tables: of the flags that the command has.
+        words: what the words are that it takes besides; None: it takes none.
+        least: how many of them there have to be.
+
+    Raises:
+        ValueError: one line that names the flag, what was found and what is legal: for an unknown
+            flag (in a flag file too), a leftover word, or a value outside its domain.
+    """
+    known = {name: one for part in tables for name, one in part.items()}
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)  # flags and words in any order
+    for name, one in known.items():
+        one.domain.define(name, one.default, one.help, flag_values=values)
+    try:
+        args = values.read_flags_from_files([_flag_file(arg) for arg in argv[1:]])
+        if any(arg.lstrip("-").split("=")[0] == "undefok" for arg in args):
+            raise ValueError("--undefok: found on the command line, legal: only flags that exist")
+        rest = values([argv[0], *args], known_only=True)[1:]
+    except flags.Error as error:
+        raise ValueError(_one_line(error, known)) from None
+    found = _words(rest, known)
+    if words and len(found) < least:
+        raise ValueError(f"{words}: found none, legal: at least one")
+    if found and not words:
+        hint = "; switches are written --resume or --noresume" if "alse" in found[0] else ""
+        raise ValueError(f"leftover word: found {found[0]!r:.300}, legal: only --flag=value{hint}")
+    given = {name for name in known if values[name].present}
+    got = {name: values[name].value for name in known}
+    for name, value in got.items():
+        domain = known[name].domain
+        if (name in given or value is not None) and not domain.holds(value):
+            raise ValueError(
+                f"--{name}: found {value!r:.300}, legal: {domain.legal}{_nearest(domain, value)}"
+            )
+    return Given(got, given, found)
+
+
+def made(of: type, given: Given) -> Any:
+    """The table of what was read."""
+    return of(**{field.name: given.values[field.name] for field in dataclasses.fields(of)})
+
+
+def refuse_useless(place: str, given: Given, known: Table) -> None:
+    """Refuses flags that were given where there is no use for them."""
+    for name in known:
+        if name in given.names and place in known[name].no_use:
+            legal = known[name].no_use[place]
+            raise ValueError(f"--{name}: found with {place}, legal: {legal}")
+
+
+def described(*tables: Table) -> list[str]:
+    """Lines that name every flag with its default, meaning and domain, by group."""
+    lines, group, listed = [], None, {}
+    for name, one in ((name, one) for part in tables for name, one in part.items()):
+        if one.group != group:
+            group = one.group
+            lines += ["", f"{group}:"]
+        default = "" if one.default is None else f"={one.default}"
+        legal = "" if one.domain in (PATH, SWITCH) else f" [{one.domain.legal}]"
+        first = listed.setdefault(legal, name)
+        if first != name and len(legal) > 100:  # a long list is read once
+            legal = f" [as --{first}]"
+        text = f"--{name}{default}: {one.help}{legal}"
+        lines.append(textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="      "))
+    return lines
+
+
+def presets() -> list[str]:
+    """The names that `--preset` takes."""
+    return sorted(path.stem for path in _PRESETS.glob("*.flags"))
+
+
+def _flag_file(arg: str) -> str:
+    """`--flagfile=...` for `--preset=NAME`, any other argument as it is."""
+    name, _, value = arg.lstrip("-").partition("=")
+    if name != "preset" or not arg.startswith("-"):
+        return arg
+    if value not in presets():
+        near = nearest(value, presets())
+        raise ValueError(f"--preset: found {value!r:.300}, legal: {', '.join(presets())}{near}")
+    return f"--flagfile={_PRESETS / value}.flags"
+
+
+def _words(rest: list[str], known: Table) -> list[str]:
+    """The words among what absl has no flag for; refuses the others."""
+    end = rest.index("--") if "--" in rest else len(rest)
+    for arg in rest[:end]:
+        if arg.startswith("-") and arg.strip("-"):
+            name = arg.partition("=")[0]
+            near = nearest(name, [f"--{one}" for one in known])
+            raise ValueError(f"{name:.80}: found on the command line, legal: flags of --help{near}")
+    return [*rest[:end], *rest[end + 1 :]]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint at the known name that looks most like `word`; empty where none does."""
+    near = difflib.get_close_matches(word.strip().lower(), [*known], 1, 0.4)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _nearest(domain: Domain, value: Any) -> str:
+    if not isinstance(value, str) or domain is PATH:
+        return ""
+    return nearest(value, domain.legal.split(", "))
+
+
+def _one_line(error: flags.Error, known: Table) -> str:
+    text = " ".join(str(error).split()).removeprefix("ERROR:: ")
+    illegal = re.match(r"flag --(\w+)=(.*?): ", text)
+    if illegal:
+        name, value = illegal.groups()
+        return f"--{name}: found {value!r:.300}, legal: {known[name].domain.legal}"
+    missing = re.match(r"Missing value for flag -+(\w+)", text)
+    if missing:
+        return f"--{missing[1]}: found no value, legal: {known[missing[1]].domain.legal}"
+    return text

@@ -1,0 +1,27 @@
+"""The flags of a picture of curves."""
+
+from dataclasses import dataclass
+
+from . import flag as flags
+from .flag import PATH, flag, one_of
+
+# What can be across: its label, and the columns that add up to it.
+AXES = {
+    "round": ("round", ("round",)),
+    "client_updates": ("client updates", ("client_updates",)),
+    "samples": ("samples processed", ("samples",)),
+    "bytes": ("bytes sent and received", ("bytes_sent", "bytes_received")),
+    "virtual_time": ("virtual time (s)", ("virtual_time",)),
+    "seconds": ("training time (s)", ("seconds",)),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command has."""
+
+    x: str = flag(one_of(*AXES), "round", "the horizontal axis", "Picture")
+    out: str = flag(PATH, "comparison.png", "file to write; its ending says the format", "Picture")
+
+
+PLOT = flags.table(Options)

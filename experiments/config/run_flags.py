@@ -1,0 +1,230 @@
+"""The flags of a run: its settings, `Config`, as a table."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from . import flag as flags
+from .flag import DECAY, PATH, POSITIVE, RATE, SWITCH, flag, one_of, whole
+from .flag_rules import DATASETS, MODELS, SERVERS, check_together
+
+_data = partial(flag, group="Data and model")
+_schedule = partial(flag, group="Schedule")
+_clients = partial(flag, group="Clients")
+_server = partial(flag, group="Server")
+_run = partial(flag, group="Run")
+_processes = partial(flag, group="Several processes", may_change="always")
+
+_ONE_PROCESS = {"a sweep": "one process, with --devices", "a schedule to make": "one process"}
+_OF_THE_THEOREM = {"a sweep": "with a single run, which prints the theorem's conditions"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every resolved setting of one run; None where the run has no use for it.
+
+    `local_epochs` and `local_steps` exclude each other: the one that is not None is the unit of
+    local work. `server_lr` is 1 for cc_fedavg.
+    """
+
+    dataset: str = _data(one_of(*DATASETS), "fashion_mnist", "data set")
+    data_dir: str | None = _data(
+        PATH, None, "folder of the data set's files (IDX, CIFAR binary, Stack Overflow SQLite)"
+    )
+    model: str = _data(
+        one_of(*MODELS),
+        "cnn",
+        "model; cnn is NIID-Bench's, mcmahan_cnn is for 28x28 images too, resnets have GroupNorm, "
+        "tags is for stackoverflow",
+    )
+    num_clients: int = _data(
+        whole(1), 100, "clients the training data are spread over; of stackoverflow drawn"
+    )
+    partition: str = _data(
+        one_of("iid", "dirichlet", "dirichlet_client", "natural"),
+        "dirichlet",
+        "dirichlet: per label, over clients (NIID-Bench); dirichlet_client: per client, over "
+        "labels (Hsu et al.); natural: the clients that come with the data",
+    )
+    alpha: float | None = _data(POSITIVE, 0.5, "Dirichlet concentration; small is skewed")
+    max_examples: int | None = _data(whole(1), 500, "stackoverflow: most examples of a client")
+    min_examples: int | None = _data(whole(1), 1, "stackoverflow: clients with fewer are left out")
+    max_words: int | None = _data(
+        whole(1), 150, "stackoverflow: words of a text, the rest is cut off"
+    )
+
+    rounds: int = _schedule(whole(1), 500, "server updates in all", may_change="in a run")
+    buffer_size: int = _schedule(whole(1), 5, "m, uploads the server waits for in a round")
+    max_delay: int | None = _schedule(whole(0), 5, "tau, oldest model a client may start from")
+    local_epochs: int | None = _schedule(
+        whole(1), 3, "K in epochs; a client does 1 to K * randomness"
+    )
+    local_steps: int | None = _schedule(whole(1), None, "K in steps, instead of --local_epochs")
+    randomness: float = _schedule(POSITIVE, 2.0, "R, spread of local work")
+    schedule_file: str | None = _schedule(
+        PATH,
+        None,
+        "replay this schedule.npz, with the seed for {seed} in its name; the flags of this group "
+        "must cover it, --max_delay where it is given",
+        no_use={"a schedule to make": "--show=PATH, which shows one"},
+    )
+
+    local_lr: float = _clients(RATE, 0.01, "eta_l, step size of local SGD", varies=True)
+    batch_size: int = _clients(whole(1), 20, "rows of a local step")
+    normalise: Literal["steps", "epochs", "none"] = _clients(
+        one_of("steps", "epochs", "none"), "steps", "what a client divides its delta by"
+    )
+    compute_dtype: str = _clients(
+        one_of("float32", "bfloat16"),
+        "float32",
+        "what the model computes in; all that is kept stays float32",
+    )
+    lanes: int | None = _clients(
+        whole(1),
+        None,
+        "clients that advance together on a device; unset: by model and device",
+        may_change="always",
+    )
+    devices: int | None = _clients(
+        whole(1),
+        None,
+        "devices to spread clients over; unset: all, or one per CPU core",
+        may_change="always",
+    )
+    data_memory: float | None = _clients(
+        POSITIVE,
+        None,
+        "MB of a device for training data; more are sent ahead in pieces, two at a time; unset: "
+        "half an accelerator's memory, no limit on a CPU",
+        may_change="always",
+        no_use={"a sweep": "data that fit on a device"},
+    )
+
+    server: str = _server(one_of(*SERVERS), "cc_fedams", "method", varies=True)
+    server_lr: float = _server(
+        RATE, None, "eta; required, except for cc_fedavg, where it is 1", varies=True
+    )
+    b1: float | None = _server(DECAY, 0.9, "beta, momentum", varies=True)
+    b2: float | None = _server(DECAY, 0.99, "gamma, decay of the second moment", varies=True)
+    eps: float | None = _server(RATE, 1e-3, "added to the root of the second moment", varies=True)
+    initial_accumulator: float | None = _server(
+        RATE, 0.0, "second moment before the first round", varies=True
+    )
+    smoothness: float | None = _server(
+        POSITIVE,
+        None,
+        "L of the theorem: with --gradient_bound its conditions are printed",
+        may_change="always",
+        no_use=_OF_THE_THEOREM,
+    )
+    gradient_bound: float | None = _server(
+        POSITIVE,
+        None,
+        "G of the theorem; cc_fedadagrad alone has one",
+        may_change="always",
+        no_use=_OF_THE_THEOREM,
+    )
+
+    seed: int = _run(
+        whole(0, 2**32 - 1), 0, "of partition, schedule, model and batches", varies=True
+    )
+    eval_every: int = _run(whole(1), 10, "rounds between evaluations", may_change="in a run")
+    max_rejected: int | None = _run(
+        whole(0),
+        None,
+        "uploads that may be left out as not finite; more end the run",
+        may_change="in a run",
+    )
+    checkpoint_every: int | None = _run(
+        whole(1),
+        None,
+        "rounds between checkpoints; unset: one with each evaluation, of a sweep one a minute",
+        may_change="always",
+    )
+    keep_checkpoints: int = _run(
+        whole(1), 2, "newest checkpoints kept, besides the best by test", may_change="always"
+    )
+    out_dir: str | None = _run(
+        PATH,
+        None,
+        "run folder; unset: runs/DATASET-SERVER-001, -002, ...",
+        may_change="always",
+    )
+    resume: bool = _run(
+        SWITCH,
+        False,
+        "go on from the newest checkpoint in --out_dir",
+        may_change="always",
+        no_use={
+            "a sweep": "the same command again, which goes on where the sweep stopped",
+            "a schedule to make": "--overwrite, to make it anew",
+        },
+    )
+    overwrite: bool = _run(
+        SWITCH, False, "remove what --out_dir holds, and start anew", may_change="always"
+    )
+    progress: bool = _run(
+        SWITCH, True, "show a progress bar where stderr is a terminal", may_change="always"
+    )
+    compilation_cache: str = _run(
+        PATH,
+        "~/.cache/ccfl_jax",
+        "folder of compiled programs, for the next start; or off",
+        may_change="always",
+    )
+
+    coordinator: str | None = _processes(
+        PATH,
+        None,
+        "HOST:PORT of process 0, the same for all; or auto, where JAX can tell",
+        no_use=_ONE_PROCESS,
+    )
+    num_processes: int | None = _processes(
+        whole(1), None, "how many; each is given the same other flags"
+    )
+    process_id: int | None = _processes(whole(0), None, "which one this is, from 0")
+
+    @property
+    def work_unit(self) -> Literal["epochs", "steps"]:
+        """What local work is counted in."""
+        return "epochs" if self.local_steps is None else "steps"
+
+    @property
+    def local_work(self) -> int:
+        """K, in that unit."""
+        return self.local_epochs if self.local_steps is None else self.local_steps
+
+    @property
+    def most_work(self) -> float:
+        """K R, the most work of a client; a whole number."""
+        return self.local_work * self.randomness
+
+    def steps_per_work(self, sizes: Any) -> Any:
+        """The local steps of one unit of work, for clients of these sizes: ceil(n / B), or 1."""
+        return -(-sizes // self.batch_size) if self.local_steps is None else (sizes > 0) * 1
+
+
+RUN = flags.table(Config)
+
+
+def parse(argv: list[str]) -> Config:
+    """Reads the command line of a run (`argv[0]` is the program).
+
+    Raises:
+        ValueError: one line that names the flag, what was found and what is legal: as `flag.read`;
+            and for flags that exclude each other or that the run would have no use for.
+    """
+    return resolve(flags.read(argv, RUN))
+
+
+def resolve(given: flags.Given) -> Config:
+    """The `Config` of flags that were read, once they are found to go together."""
+    values = {name: given.values[name] for name in RUN}
+    check_together(values, given.names)
+    return Config(**values)
+
+
+def free(*, a_run: bool) -> set[str]:
+    """The settings that may differ as a run goes on, or a sweep, whose rows must not change."""
+    kinds = ("always", "in a run") if a_run else ("always",)
+    return {name for name, one in RUN.items() if one.may_change in kinds}

@@ -1,0 +1,174 @@
+"""The flags of a schedule: those of a run, by which rule it is made, and where it goes."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from absl import flags as absl_flags
+
+from . import flag as flags
+from .expression import AVAILABILITIES, DISTRIBUTIONS, domain, expression
+from .flag import PATH, POSITIVE, SWITCH, Domain, Given, flag, one_of, whole
+from .run_flags import RUN, Config, resolve
+
+_DISTRIBUTION = domain(DISTRIBUTIONS)
+_CORRELATION = Domain(absl_flags.DEFINE_float, "a number from -1 to 1", lambda v: -1 <= v <= 1)
+_OF_LABELS = ("label", "label_diurnal")
+
+_any = partial(flag, group="Schedule")
+_rounds = partial(_any, no_use={"--rule=paper": "with rounds", "--rule=clock": "with rounds"})
+_available = partial(_any, no_use={"--rule=paper": "with rounds, clock"})
+_clock = partial(_any, no_use={"--rule=paper": "with clock", "--rule=rounds": "with clock"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a schedule has besides the flags of the run that it is made for."""
+
+    rule: Literal["paper", "rounds", "clock"] = _any(
+        one_of("paper", "rounds", "clock"),
+        "clock",
+        "paper: cohorts of all clients and random delays; rounds: the same of those available; "
+        "clock: devices, availability and a server's buffer on a virtual clock",
+    )
+    file: str | None = _any(
+        PATH,
+        None,
+        "where it goes, NAME.npz; {seed} in it is the seed. NAME.png is its picture, of the clock "
+        "NAME.log.npz its tasks",
+    )
+    show: str | None = _any(
+        PATH, None, "show this schedule instead; with --num_clients, --overwrite alone"
+    )
+    overwrite: bool = _any(SWITCH, False, "replace the files of that name")
+    round_seconds: float = _rounds(POSITIVE, 60.0, "rounds: seconds from one round to the next")
+    availability: str = _available(
+        domain(AVAILABILITIES),
+        "always",
+        "rounds, clock: who is there; seconds, of diurnal hours. Phases of cyclic and zones of "
+        "diurnal are drawn; label ones go with a client's main label. Of a trace's clients the "
+        "first --num_clients",
+    )
+    step: str = _clock(_DISTRIBUTION, "constant(1)", "seconds a local step, drawn for each client")
+    download: str | None = _clock(_DISTRIBUTION, None, "seconds, drawn for each client")
+    upload: str | None = _clock(_DISTRIBUTION, None, "seconds, drawn for each client")
+    capacity: str | None = _clock(
+        PATH,
+        None,
+        "FedScale's file of device capacities, of which the first --num_clients are taken, instead "
+        "of --step, --download, --upload",
+    )
+    task: str | None = _clock(_DISTRIBUTION, None, "factor of a task's computing time")
+    extra: str | None = _clock(_DISTRIBUTION, None, "seconds added to each task")
+    concurrency: int = _clock(whole(1), 10, "clients under way at most")
+    start: Literal["replace", "constant", "poisson"] = _clock(
+        one_of("replace", "constant", "poisson"),
+        "replace",
+        "replace: whenever fewer are under way; constant, poisson: --rate times a second",
+    )
+    rate: float | None = _clock(POSITIVE, None, "starts a second; with constant, poisson")
+    max_staleness: int | None = _clock(whole(0), None, "staler uploads are dropped; unset: none")
+    timeout: float | None = _clock(
+        POSITIVE, None, "seconds after which a round ends; unset: it waits"
+    )
+    on_timeout: Literal["fire", "skip"] = _clock(
+        one_of("fire", "skip"), "fire", "a round of what is there, or that is dropped"
+    )
+    work_correlation: float = _clock(
+        _CORRELATION, 0.0, "of a client's work with its slowness; 1: the slowest do most"
+    )
+
+
+SCHEDULE = flags.table(Options)
+
+
+class Asked(NamedTuple):
+    """What the command was asked for.
+
+    Attributes:
+        config: the run's settings; None where a schedule is shown.
+        options: how it is made.
+        file: where the schedule goes, or is.
+        num_clients: for how many clients a schedule is shown, or None where it has to say.
+    """
+
+    config: Config | None
+    options: Options
+    file: Path
+    num_clients: int | None
+
+
+def parse_schedule(argv: list[str]) -> Asked:
+    """Reads a command line (`argv[0]` is the program).
+
+    A `max_delay` in a flag file is a word of the training for the clock, on the command line it is
+    refused.
+
+    Raises:
+        ValueError: as `run_flags.parse`; for flags that the rule has no use for.
+    """
+    given = flags.read(argv, RUN, SCHEDULE)
+    options = flags.made(Options, given)
+    if options.show is not None:
+        return _shown(given, options)
+    if options.file is None:
+        raise ValueError("--file: found none, legal: NAME.npz, or --show=NAME.npz")
+    flags.refuse_useless(f"--rule={options.rule}", given, SCHEDULE)
+    flags.refuse_useless("a schedule to make", given, RUN)
+    typed = {word.lstrip("-").partition("=")[0] for word in argv[1:]}
+    if options.rule == "clock" and "max_delay" in typed:
+        raise ValueError(
+            "--max_delay: found with --rule=clock, legal: with paper, rounds; --max_staleness drops"
+        )
+    _check_starts(options, given.names)
+    _check_capacity(options, given.names)
+    values = given.values | {"overwrite": False}
+    if values["server_lr"] is None:
+        values["server_lr"] = 1.0  # no schedule hangs on it
+    config = resolve(Given(values, given.names - {"overwrite"}, []))
+    _check_labels(options, config)
+    file = _npz("file", options.file.replace("{seed}", str(config.seed)))
+    return Asked(config, options, file, config.num_clients)
+
+
+def _shown(given: Given, options: Options) -> Asked:
+    others = sorted(given.names - {"show", "num_clients", "overwrite"})
+    if others:
+        raise ValueError(
+            f"--{others[0]}: found with --show, legal: --num_clients, --overwrite alone"
+        )
+    num_clients = given.values["num_clients"] if "num_clients" in given.names else None
+    return Asked(None, options, _npz("show", options.show), num_clients)
+
+
+def _npz(name: str, text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".npz" or path.stem.endswith(".log"):
+        raise ValueError(f"--{name}: found {text!r:.300}, legal: NAME.npz, other than NAME.log.npz")
+    return path
+
+
+def _check_starts(options: Options, given: set[str]) -> None:
+    if (options.rate is None) != (options.start == "replace"):
+        legal = "none with replace, a number with constant, poisson"
+        raise ValueError(
+            f"--rate: found {options.rate} with --start={options.start}, legal: {legal}"
+        )
+    if "on_timeout" in given and options.timeout is None:
+        raise ValueError("--on_timeout: found no --timeout, legal: with one")
+
+
+def _check_capacity(options: Options, given: set[str]) -> None:
+    others = sorted(given & {"step", "download", "upload"})
+    if options.capacity is not None and others:
+        raise ValueError(f"--{others[0]}: found with --capacity, legal: without, the file says it")
+
+
+def _check_labels(options: Options, config: Config) -> None:
+    name = expression(options.availability, AVAILABILITIES)[0]
+    if name in _OF_LABELS and config.dataset == "stackoverflow":
+        raise ValueError(
+            f"--availability: found {name} with --dataset=stackoverflow, legal: a model without "
+            "labels, its samples have several"
+        )

@@ -1,0 +1,146 @@
+"""A schedule from flags: made, written and shown."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import ccfl_jax as ccfl
+from ccfl_jax import availability, clock
+from ccfl_jax.availability import Availability
+from ccfl_jax.data import NUM_CLASSES
+from ccfl_jax.event_log import EventLog
+
+from ..config.run_flags import Config
+from ..config.schedule_flags import Asked, Options
+from ..figures import schedule_figure
+from ..training import parts
+from . import worlds
+from .describe import describe
+
+
+class Made(NamedTuple):
+    """A schedule and what is known of its world.
+
+    Attributes:
+        schedule: with `num_clients` and `work_unit`.
+        log: every task, of the clock; else None.
+        steps: integers `[rounds, slots]`, local steps; 0 without work.
+        labels: int64 `[clients]`, each one's main label; None where samples have several.
+        model_bytes: of one model.
+        notes: lines on what was taken of files.
+    """
+
+    schedule: ccfl.Schedule
+    log: EventLog | None
+    steps: np.ndarray
+    labels: np.ndarray | None
+    model_bytes: int
+    notes: list[str]
+
+
+def files(file: Path) -> tuple[Path, Path, Path]:
+    """The schedule, its log and its picture."""
+    return file, file.with_suffix(".log.npz"), file.with_suffix(".png")
+
+
+def make(asked: Asked) -> list[str]:
+    """Makes and writes what was asked for; returns what is said of it.
+
+    Raises:
+        ValueError, OSError: for data, traces and numbers that cannot be used, and for files that
+            are there already.
+    """
+    file, log_file, picture = files(asked.file)
+    found = [path for path in files(file) if path.exists()]
+    if found and not asked.options.overwrite:
+        raise FileExistsError(f"{found[0]}: found a file, legal: a new name, or --overwrite")
+    made, config = world(asked.config, asked.options), asked.config
+    schedule = made.schedule
+    lines = describe(schedule, schedule.num_clients, made.log, made.model_bytes, made.steps)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    schedule.save(file)
+    written = [file, picture]
+    if made.log is not None:
+        made.log.save(log_file)
+        written.insert(1, log_file)
+    else:
+        log_file.unlink(missing_ok=True)  # of a schedule that was there before
+    title = f"{file.name}: {asked.options.rule}, {config.dataset}, seed {config.seed}"
+    schedule_figure.draw(schedule, schedule.num_clients, picture, title, made.log, made.labels)
+    return [*lines, *made.notes, *(f"written   {path}" for path in written)]
+
+
+def show(asked: Asked) -> list[str]:
+    """What is said of a schedule that is there, and its picture where there is none.
+
+    Raises:
+        ValueError, OSError: for a file that cannot be read.
+    """
+    file, log_file, picture = files(asked.file)
+    schedule = ccfl.Schedule.load(file)
+    num_clients = asked.num_clients or schedule.num_clients
+    if num_clients is None:
+        num_clients = int(np.max(schedule.client, initial=0)) + 1
+    log = EventLog.load(log_file) if log_file.exists() else None
+    if log is not None and not log.makes(schedule):
+        raise ValueError(f"{log_file}: found tasks of another schedule, legal: those it came with")
+    lines = describe(schedule, num_clients, log)
+    if picture.exists() and not asked.options.overwrite:
+        return [*lines, f"picture   {picture} was there; --overwrite draws it anew"]
+    schedule_figure.draw(schedule, num_clients, picture, file.name, log)
+    return [*lines, f"written   {picture}"]
+
+
+def world(config: Config, options: Options) -> Made:
+    """Plays the schedule of a run, for its clients.
+
+    Raises:
+        ValueError, OSError: for data, traces and numbers that cannot be used.
+    """
+    train, _, _ = parts.load(*parts.source(config))
+    rows, starts = parts.owners(config, train)
+    labels = None
+    if config.dataset != "stackoverflow":
+        labels = main_labels(train["y"][rows], starts, NUM_CLASSES[config.dataset])
+    each = config.steps_per_work(np.diff(starts))
+    model_bytes = parts.model_bytes(
+        parts.task(config.dataset, config.model, config.compute_dtype, train)
+    )
+    available, notes = None, []
+    if options.rule != "paper":
+        available, notes = worlds.availability(options.availability, config, labels)
+    if options.rule == "clock":
+        devices, of_file = worlds.devices(options, config, model_bytes)
+        notes += of_file
+        server, work = worlds.server(options, config), worlds.work(options, config, each)
+        schedule, log = clock.clock_schedule(
+            config.seed, config.rounds, devices, available, server, work
+        )
+    else:
+        schedule, log = _cohorts(options, config, available), None
+    steps = np.where(schedule.working(), schedule.work * each[schedule.client], 0)
+    return Made(schedule, log, steps, labels, model_bytes, notes)
+
+
+def _cohorts(options: Options, config: Config, available: Availability | None) -> ccfl.Schedule:
+    """The paper's rule, perhaps of those available; round t of `rounds` ends (t + 1) seconds on."""
+    if available is None:
+        return parts.drawn_schedule(config)
+    seconds = options.round_seconds
+    masks = availability.masks(available, config.seed, config.rounds, seconds)
+    time = seconds * np.arange(1.0, config.rounds + 1)
+    return parts.drawn_schedule(config, masks).replace(time=time)
+
+
+def main_labels(labels: np.ndarray, starts: np.ndarray, num_labels: int) -> np.ndarray:
+    """Each client's most frequent label, of several the lowest; int64 `[clients]`.
+
+    Args:
+        labels: integers `[rows]`, of the clients' rows one after another.
+        starts: integers `[clients + 1]`, where each one's begin. Without rows it is label 0.
+        num_labels: L.
+    """
+    count = len(starts) - 1
+    cells = np.repeat(np.arange(count), np.diff(starts)) * num_labels + labels
+    return np.bincount(cells, minlength=count * num_labels).reshape(count, -1).argmax(axis=1)

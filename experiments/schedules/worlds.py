@@ -1,0 +1,128 @@
+"""Worlds: from flags to devices, availability and a server."""
+
+import os
+
+import numpy as np
+
+from ccfl_jax import availability as models
+from ccfl_jax import clock, speed, traces
+from ccfl_jax.availability import Availability
+from ccfl_jax.data import NUM_CLASSES
+from ccfl_jax.draws import Work
+from ccfl_jax.speed import Devices, Distribution
+
+from ..config.expression import AVAILABILITIES, DISTRIBUTIONS, expression
+from ..config.run_flags import Config
+from ..config.schedule_flags import Options
+
+# One generator each, named by four letters: of the phases of cyclic and the zones of diurnal.
+_PHASE_STREAM, _ZONE_STREAM = 0x50484153, 0x5A4F4E45
+_LAWS = ("step", "download", "upload", "task", "extra")
+_TRACES = {
+    "fedscale": traces.read_fedscale_availability,
+    "flash": traces.read_flash,
+    "csv": traces.read_windows_csv,
+    "npz": traces.read_windows_npz,
+}
+
+
+def distribution(name: str, text: str | None) -> Distribution | None:
+    """What the flag `name` says; None where it says nothing."""
+    if text is None:
+        return None
+    place, (law, numbers) = f"--{name}={text}", expression(text, DISTRIBUTIONS)
+    if law == "three_classes":
+        numbers = numbers[0], tuple(zip(numbers[1::2], numbers[2::2], strict=True))
+    try:
+        return getattr(speed, law)(*numbers)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def devices(options: Options, config: Config, model_bytes: int) -> tuple[Devices, list[str]]:
+    """Every client's seconds, drawn or of a file, and lines on what of the file was taken.
+
+    Raises:
+        ValueError, OSError: for numbers out of range, and a file that cannot be read or has too
+            few devices.
+    """
+    laws = {name: distribution(name, getattr(options, name)) for name in _LAWS}
+    count, file = config.num_clients, options.capacity
+    if file is None:
+        return speed.draw_devices(config.seed, count, **laws), []
+    file = os.path.expanduser(file)
+    found = traces.read_fedscale_capacity(file, config.batch_size, model_bytes)
+    known = len(found.step)
+    if known < count:
+        raise ValueError(
+            f"--num_clients: found {count}, legal: up to {known}, the devices of {file}"
+        )
+    first = Devices(*(column[:count] for column in found[:3]), laws["task"], laws["extra"])
+    return first, [f"capacity  {file}: the first {count} of {known} devices"]
+
+
+def server(options: Options, config: Config) -> clock.Server:
+    """The buffer, starts and time-out."""
+    names = ("concurrency", "start", "rate", "max_staleness", "timeout", "on_timeout")
+    return clock.Server(config.buffer_size, **{name: getattr(options, name) for name in names})
+
+
+def work(options: Options, config: Config, each: np.ndarray) -> Work:
+    """How much a client does; `each` `[clients]` are the steps of one epoch."""
+    epoch_steps = each if config.work_unit == "epochs" else None
+    return Work(config.local_work, config.randomness, options.work_correlation, epoch_steps)
+
+
+def availability(
+    text: str, config: Config, labels: np.ndarray | None
+) -> tuple[Availability, list[str]]:
+    """The model that `--availability` names, and lines on what of a trace was taken.
+
+    Args:
+        text: the flag's value.
+        config: of the run; its seed draws phases (uniform over the period) and zones (uniform over
+            0, ..., 23 hours), its number of clients is the model's.
+        labels: integers `[clients]`, each one's main label l of L: its part of the period, or its
+            zone of 24 l / L hours; None where there are none.
+
+    Raises:
+        ValueError, OSError: for numbers out of range, and a trace that cannot be read or has too
+            few clients.
+    """
+    place, (name, numbers) = f"--availability={text}", expression(text, AVAILABILITIES)
+    try:
+        if name in _TRACES:
+            return _trace(name, numbers[0], config.num_clients)
+        return _model(name, numbers, config, labels), []
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _model(
+    name: str, numbers: tuple[float, ...], config: Config, labels: np.ndarray | None
+) -> Availability:
+    seed, count = config.seed, config.num_clients
+    if name == "label":
+        return models.by_label(labels, NUM_CLASSES[config.dataset], *numbers)
+    if name == "label_diurnal":
+        return models.diurnal(24.0 * labels / NUM_CLASSES[config.dataset], *numbers)
+    if name == "diurnal":
+        zones = np.random.default_rng([seed, _ZONE_STREAM]).integers(0, 24, count)
+        return models.diurnal(zones, *numbers)
+    if name == "cyclic":
+        into = np.random.default_rng([seed, _PHASE_STREAM]).random(count)
+        return models.cyclic(count, *numbers, phase=into * numbers[0])
+    return getattr(models, name)(count, *numbers)  # always, bernoulli, markov
+
+
+def _trace(name: str, path: str, count: int) -> tuple[Availability, list[str]]:
+    trace = _TRACES[name](os.path.expanduser(path))
+    known = len(trace.period)
+    if known < count:
+        raise ValueError(f"num_clients: found {count}, legal: up to {known}, those of the trace")
+    own = trace.client < count
+    if not own.any():
+        raise ValueError(f"num_clients: found {count} that are never there, legal: more")
+    windows = (column[own] for column in trace[:3])
+    note = f"trace     {path}: the first {count} of {known} clients, {own.sum()} windows"
+    return models.windows(*windows, trace.period[:count]), [note]

@@ -1,0 +1,62 @@
+"""What of finished runs and sweeps is drawn: rows by label."""
+
+from pathlib import Path
+
+from ccfl_jax import record
+
+from ..config.plot_flags import AXES
+from ..figures.curves import Rows
+from . import results, selection
+
+
+def of_folder(folder: Path, x: str) -> dict[str, list[Rows]]:
+    """label -> the rows of its runs: of a run, or of each method that a sweep has chosen for.
+
+    Args:
+        folder: a run's, or a sweep's.
+        x: what they are to be drawn against, one of `AXES`.
+
+    Raises:
+        OSError, ValueError: for a folder without such rows.
+    """
+    return _of_sweep(folder, x) if is_sweep(folder) else _of_run(folder, x)
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is a sweep's, and not a run's."""
+    return (folder / results.TRIALS).is_dir()
+
+
+def _of_run(folder: Path, x: str) -> dict[str, list[Rows]]:
+    rows, path = record.read_rows(folder), folder / record.METRICS
+    _check_drawn(rows, path, x)
+    return {str(folder): [rows]}
+
+
+def _of_sweep(folder: Path, x: str) -> dict[str, list[Rows]]:
+    """Of each method the rows of the chosen setting, those of one seed after another."""
+    every, found = results.read_all(folder), {}
+    for server, choice in selection.choices(every).items():
+        own = [one for one in every if one.config["server"] == server]
+        members = selection.settings(own).get(choice.chosen, [])
+        for one in members:
+            _check_drawn(one.rows, folder / one.name, x)
+        if members:
+            found[choice.chosen.removeprefix("server=")] = [one.rows for one in members]
+    if not found:
+        raise ValueError(f"{folder}: found no method with a finished trial, legal: at least one")
+    return found
+
+
+def _check_drawn(rows: Rows, path: Path, x: str) -> None:
+    """Refuses rows that cannot be drawn against `x`."""
+    if not rows:
+        raise ValueError(f"{path}: found no row, legal: at least one evaluation")
+    there = [
+        axis
+        for axis, (_, columns) in AXES.items()
+        if all(row.get(name) is not None for row in rows for name in columns)
+    ]
+    if x not in there:
+        raise ValueError(f"{path}: found rows without {x}, legal: --x of {', '.join(there)}")
+    results.check_rows(rows, path, AXES[x][1])

@@ -1,0 +1,211 @@
+"""The record of a sweep: a file for each trial, and one table of all."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from ccfl_jax import config_file, record
+from ccfl_jax.folder import as_json, replace_file
+from ccfl_jax.record import Row
+
+from ..config.run_flags import Config, free
+from ..config.sweep_flags import Trial, Trials, name_of
+from . import tables
+from .trial_checkpoints import UNDERWAY
+
+TRIALS, RESULTS, SUMMARY = "trials", "results.csv", "summary.json"
+FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY)  # what a sweep writes
+_LARGEST = 1e100  # of a number that is drawn
+
+Status = Literal["finished", "diverged", "failed"]
+
+
+class Record(NamedTuple):
+    """What is kept of a trial.
+
+    Attributes:
+        name: of the trial.
+        varied: flag -> value as it was written, of those that tell it from the others.
+        status: whether it was trained to its end, was lost on the way, or could not be trained.
+        reason: why it failed.
+        config: its settings.
+        rows: as a run's `metrics.jsonl` holds them.
+    """
+
+    name: str
+    varied: dict[str, str]
+    status: Status
+    reason: str | None
+    config: dict[str, Any]
+    rows: list[Row]
+
+    @property
+    def setting(self) -> str:
+        """What it has in common with the trials that differ from it in nothing but the seed."""
+        return name_of({n: v for n, v in self.varied.items() if n != "seed"}) or "all"
+
+    @property
+    def score(self) -> str:
+        """What the task's metric is called in its rows."""
+        return record.score_name(self.rows[0])
+
+
+def made(trial: Trial, rows: list[Row]) -> Record:
+    """The record of a trial that was trained."""
+    status = "diverged" if rows[-1]["diverged"] else "finished"
+    return _record(trial, status, None, rows)
+
+
+def failed(trial: Trial, error: Exception) -> Record:
+    """The record of a trial that could not be trained."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return _record(trial, "failed", reason, [])
+
+
+def _record(trial: Trial, status: Status, reason: str | None, rows: list[Row]) -> Record:
+    return Record(name_of(trial.varied), trial.varied, status, reason, asdict(trial.config), rows)
+
+
+def digest(config: Config) -> str:
+    """SHA-256 of a trial's settings, but for those that may change between two starts."""
+    return config_file.digest(asdict(config), free(a_run=False))
+
+
+def is_of(one: Record, config: Config) -> bool:
+    """Whether a record is that of a trial with these settings; a field it lacks counts as None."""
+    wanted = {name: v for name, v in asdict(config).items() if name not in free(a_run=False)}
+    return all(one.config.get(name) == value for name, value in wanted.items())
+
+
+def exists(folder: str | os.PathLike, name: str) -> bool:
+    """Whether the trial has a record in `folder`."""
+    return _path(folder, name).is_file()
+
+
+def write(folder: str | os.PathLike, one: Record) -> None:
+    """Puts a trial's record on disk, whole or not at all."""
+    path = _path(folder, one.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(one._asdict(), allow_nan=False) + "\n")
+
+
+def read(folder: str | os.PathLike, trials: Trials) -> dict[str, Record]:
+    """The records of those trials that were done before; a failed one is to be tried again.
+
+    Raises:
+        ValueError: for a file that is no record, or that of a trial with other settings.
+    """
+    found = {}
+    for name, trial in trials.items():
+        path = _path(folder, name)
+        if path.is_file():
+            one = _read(path)
+            if one.name != name:
+                raise ValueError(f"{path}: found a record of {one.name!r}, legal: of {name!r}")
+            config_file.check_same(path, one.config, asdict(trial.config), free(a_run=False))
+            if one.status != "failed":
+                found[name] = one
+    return found
+
+
+def read_all(folder: str | os.PathLike) -> list[Record]:
+    """The records of all trials of a sweep, in the order of their names.
+
+    Raises:
+        ValueError: for a file that is no record.
+    """
+    return [_read(path) for path in sorted((Path(folder) / TRIALS).glob("*.json"))]
+
+
+def _read(path: Path) -> Record:
+    found = as_json(path.read_bytes(), path)
+    kinds = {"name": str, "config": dict, "rows": list}
+    if not (
+        isinstance(found, dict)
+        and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+        and found.get("status") in get_args(Status)
+    ):
+        raise ValueError(
+            f"{path}: found no record of a trial, legal: one with its name, status, config and rows"
+        )
+    if found["rows"] or found["status"] != "failed":
+        check_rows(found["rows"], path)
+    # Records of the first sweeps say in their names alone what was varied.
+    words = (word.partition("=") for word in found["name"].split())
+    varied = found.get("varied", {name: value for name, _, value in words})
+    return Record(
+        found["name"], varied, found["status"], found.get("reason"), found["config"], found["rows"]
+    )
+
+
+def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[str] = ()) -> None:
+    """Refuses what cannot be the rows of a run or a trial.
+
+    There is at least one; "round" rises; the training and the test score, the same in all, are
+    numbers or None.
+
+    Args:
+        rows: what was read.
+        place: the file it was read from.
+        columns: others that have to be numbers.
+
+    Raises:
+        ValueError: naming `place`, the row and what it lacks.
+    """
+    first = rows[0] if rows else None
+    score, before = record.score_name(first if isinstance(first, dict) else {}), -1
+    for number, row in enumerate(rows or [None]):
+        row = row if isinstance(row, dict) else {}
+        lacking = [name for name in ("round", *columns) if not _is_number(row.get(name))]
+        scores = [f"{part}_{score}" for part in ("train", "test")]
+        lacking += [n for n in scores if n not in row or not (row[n] is None or _is_number(row[n]))]
+        if not lacking and not (type(row["round"]) is int and row["round"] > before):
+            lacking = ["round"]
+        if lacking:
+            raise ValueError(
+                f"{place}: found in row {number} no {lacking[0]!r} as it should be, legal: rows "
+                "with a rising round and numbers"
+            )
+        before = row["round"]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST
+
+
+def write_table(
+    path: str | os.PathLike, records: Sequence[Record], stages: Sequence[str] = ()
+) -> None:
+    """Writes every evaluation of every trial as one CSV line, numbers with six digits.
+
+    What is missing stays empty. `stages`: a word for each record, for a column in front.
+    """
+    rows = []
+    for k, one in enumerate(records):
+        stage = {"stage": stages[k]} if stages else {}
+        head = {**stage, "trial": one.name, "status": one.status}
+        rows += [{**head, **row} for row in one.rows or [{}]]
+    replace_file(Path(path), tables.as_csv(rows))
+
+
+def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
+    """Writes `summary` as strict JSON."""
+    replace_file(Path(path), json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+
+def line(one: Record) -> str:
+    """A record in a line for a person."""
+    if not one.rows:
+        return f"{one.name}: {one.status}, {one.reason}"
+    last = one.rows[-1]
+    return f"{one.name}: {one.status}, {record.score_text(last)} after {last['round']} rounds"
+
+
+def _path(folder: str | os.PathLike, name: str) -> Path:
+    file = name.replace(" ", ",") + ".json"
+    if Path(file).name != file:
+        raise ValueError(f"trial {name!r}: found a path, legal: a name for a file in {TRIALS}")
+    return Path(folder) / TRIALS / file

@@ -1,0 +1,220 @@
+"""A sweep: trials in groups that share a program, each recorded when it is done."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import ccfl_jax as ccfl
+from ccfl_jax import checkpoints as saving
+from ccfl_jax import folder as folders
+from ccfl_jax.record import Row
+
+from ..config.command import DIVERGED, DONE, ERRORS, FAILED, Stopped
+from ..config.run_flags import Config
+from ..config.sweep_flags import Trial, Trials
+from ..training import devices, intervals, journal, parts
+from ..training.journal import Journal
+from ..training.signals import on_signals
+from ..training.train_loop import Watch, is_over, progress_bar, say, train
+from . import results, trial_checkpoints, trial_group
+from .results import Record
+from .trial_group import Group
+
+
+class _Sweep(NamedTuple):
+    """What all trials of a sweep have in common.
+
+    Attributes:
+        folder: of the sweep.
+        begun: the names of trials that are under way, as they advanced together.
+        ground: `ground(source, model, compute_dtype)`, `trial_group.ground` on the devices.
+        history: how many models each trial's history holds.
+        schedule: of a trial; made once for a seed.
+        memory: bytes of a device for trials that advance together, or None.
+        watch: what else happens.
+    """
+
+    folder: Path
+    begun: list[list[str]]
+    ground: Callable[..., trial_group.Ground]
+    history: int
+    schedule: Callable[[Config], ccfl.Schedule]
+    memory: float | None
+    watch: Watch
+
+
+def exit_code(done: Sequence[Record]) -> int:
+    """4 where a trial failed, else 3 where one diverged, else 0."""
+    statuses = {one.status for one in done}
+    return FAILED if "failed" in statuses else DIVERGED if "diverged" in statuses else DONE
+
+
+def run(
+    trials: Trials, folder: str | os.PathLike, memory: float | None = None, overwrite: bool = False
+) -> list[Record]:
+    """Trains those of `trials` whose record is not in `folder` yet; returns the records of all.
+
+    A trial that cannot be trained is recorded with the reason, and the others go on.
+
+    Args:
+        trials: by name, in the order they are run in.
+        folder: of the sweep.
+        memory: bytes of a device for trials that advance together; by default a quarter of an
+            accelerator's. On a CPU each device has one at a time.
+        overwrite: whether to remove first what a sweep has left in `folder`.
+
+    Raises:
+        ValueError, OSError: for a folder that holds other trials under these names or is in use,
+            and for data that cannot be read where all trials share them.
+        Stopped: after SIGTERM or SIGINT, once all that was done is saved.
+    """
+    mesh = devices.start(next(iter(trials.values())).config)
+    # The last few grounds are kept, for methods that learn the same.
+    ground = functools.lru_cache(maxsize=4)(functools.partial(trial_group.ground, mesh))
+    lock = folders.lock(folder)
+    if lock.left_by:
+        journal.warn(Path(folder), f"{lock.left_by} ended without letting it go")
+    try:
+        if overwrite:
+            folders.check_unused(folder, results.FILES)
+            folders.clear(folder, results.FILES)
+        with on_signals() as asked:
+            return _run(trials, Path(folder), ground, memory, asked)
+    finally:
+        lock.release()
+
+
+def _run(
+    trials: Trials,
+    folder: Path,
+    ground: Callable[..., trial_group.Ground],
+    memory: float | None,
+    asked: Callable[[], bool],
+) -> list[Record]:
+    done = results.read(folder, trials)
+    left = {name: trial for name, trial in trials.items() if name not in done}
+    digests = {name: results.digest(trial.config) for name, trial in left.items()}
+    begun = trial_checkpoints.groups(folder, digests)
+    going = f", {sum(map(len, begun))} under way" if begun else ""
+    print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before{going}")
+    if not left:
+        return [done[name] for name in trials]
+    configs = [trial.config for trial in left.values()]
+    if len({parts.source(config) for config in configs}) == 1:
+        ground(*_ground_of(configs[0]))  # without data there is nothing that could go on
+    history, schedule = _schedules([trial.config for trial in trials.values()])
+    minutes = intervals.Minutes()
+
+    def is_due(done: int, over: bool) -> bool:
+        return not over and minutes.is_checkpoint(configs[0], done)
+
+    with progress_bar(configs[0], sum(config.rounds for config in configs)) as bar:
+        watch = Watch(asked, is_due, bar)
+        sweep = _Sweep(folder, begun, ground, history, schedule, memory, watch)
+        for members in _alike(left):
+            for one in _train_alike(members, sweep):
+                results.write(folder, one)
+                done[one.name] = one
+                say(f"trial     {results.line(one)}")
+    return [done[name] for name in trials]
+
+
+def _ground_of(config: Config) -> tuple:
+    return parts.source(config), config.model, config.compute_dtype
+
+
+def _schedules(configs: list[Config]) -> tuple[int, Callable[[Config], ccfl.Schedule]]:
+    """The models of a history that suits all trials, and what gives a trial's schedule.
+
+    It is that of all, so that those under way find the history that they began with.
+    """
+    made = functools.cache(parts.schedule)
+    worlds = {trial_group.of_the_world(config) for config in configs}
+    history = max(made(world)[1] for world in worlds)
+    return history, lambda config: made(trial_group.of_the_world(config))[0]
+
+
+def _alike(trials: Trials) -> list[Trials]:
+    """The trials by what they share."""
+    found: dict[tuple, Trials] = {}
+    for name, trial in trials.items():
+        found.setdefault(trial_group.shared(trial.config), {})[name] = trial
+    return [*found.values()]
+
+
+def _train_alike(members: Trials, sweep: _Sweep) -> Iterator[Record]:
+    """Trains trials that share a program, as many at once as devices and memory allow."""
+    first = next(iter(members.values())).config
+    try:
+        ground = sweep.ground(*_ground_of(first))
+        group = trial_group.group(first, sweep.history, sweep.schedule, ground)
+    except ERRORS as error:
+        yield from (results.failed(trial, error) for trial in members.values())
+        return
+    nbytes, together, budget = trial_group.at_once(group, sweep.memory)
+    limit = "" if budget is None else f" of {budget / 1e6:.3g} MB"
+    count = ground.mesh.size
+    say(
+        f"program   {first.server}, {first.rounds} rounds: {len(members)} trials, {together} at "
+        f"once on each of {count} devices; {nbytes / 1e6:.3g} MB a trial{limit}"
+    )
+    begun = [names for names in sweep.begun if names[0] in members]
+    rest = [name for name in members if not any(name in names for names in begun)]
+    size = together * count
+    for names in [*begun, *(rest[k : k + size] for k in range(0, len(rest), size))]:
+        yield from _train(group, {name: members[name] for name in names}, sweep)
+
+
+def _train(group: Group, members: Trials, sweep: _Sweep) -> Iterator[Record]:
+    """Trains some of them together, from where they were left if they were under way."""
+    digests = {name: results.digest(trial.config) for name, trial in members.items()}
+    place = trial_checkpoints.place(sweep.folder, digests)
+    try:
+        every = _rows(group, [*members.values()], digests, sweep.watch, place)
+    except ERRORS as error:
+        trial_checkpoints.remove(place)
+        if len(members) == 1:
+            yield from (results.failed(trial, error) for trial in members.values())
+        else:  # one of them may be the cause: each for itself
+            for name, trial in members.items():
+                yield from _train(group, {name: trial}, sweep)
+        return
+    for trial, rows in zip(members.values(), every, strict=True):
+        yield results.made(trial, rows)
+    trial_checkpoints.remove(place)  # not before their records are written
+
+
+def _rows(
+    group: Group, trials: list[Trial], digests: dict[str, str], watch: Watch, place: Path
+) -> list[list[Row]]:
+    """The rows of trials that train together, up to their end."""
+    configs = [trial.config for trial in trials]
+    program = trial_group.program(group, configs)
+    checkpoints = saving.open_checkpoints(place, group.config.keep_checkpoints)
+    own = Journal(place, [*digests], [*digests.values()], program.schedules, checkpoints)
+    try:
+        progress = _begun(own, group) or trial_group.start(group, configs)
+        watch.bar.update(progress.done * len(trials))
+        progress = train(program, progress, own, watch)
+    finally:
+        saving.close(checkpoints)
+    if not is_over(group.config, progress):
+        raise Stopped("the same command goes on")
+    return progress.rows
+
+
+def _begun(own: Journal, group: Group) -> journal.Progress | None:
+    """Where the trials stood; None where nothing of it is to be had."""
+    try:
+        saved = journal.newest(own, functools.partial(trial_group.like, group))
+    except OSError as error:
+        journal.warn(own.folder, f"{error}; from the start")
+        for number in own.checkpoints.all_steps():
+            own.checkpoints.delete(number)
+        saved = None
+    if saved is None:
+        (own.folder / "metrics.jsonl").unlink(missing_ok=True)
+        return None
+    return journal.go_on(own, saved)

@@ -1,0 +1,146 @@
+"""How a setting is chosen among the trials of a sweep, and what is said of the choice."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from .results import Record
+
+PartName = Literal["train", "test"]
+
+
+class Choice(NamedTuple):
+    """What is chosen for a method; None for what no trial gives.
+
+    Attributes:
+        chosen: the setting with the best training score.
+        varied: what tells it from the others.
+        train: its mean score over the last fifth of the rounds.
+        test: the same of the test set.
+        by_test: the setting that choosing by test data would have given.
+        diverged: how many trials of the method did.
+        failed: how many trials could not be trained.
+        on_edge: which of its rates are the least or the greatest of those tried; None: not asked.
+    """
+
+    chosen: str | None
+    varied: dict[str, str]
+    train: float | None
+    test: float | None
+    by_test: str | None
+    diverged: int
+    failed: int
+    on_edge: list[str] | None = None
+
+
+def settings(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records by setting: those of one differ in nothing but the seed."""
+    found: dict[str, list[Record]] = {}
+    for one in records:
+        found.setdefault(one.setting, []).append(one)
+    return found
+
+
+def tail_mean(one: Record, part: PartName, share: float = 1.0) -> float | None:
+    """Mean score over the rows of a fifth of the rounds, the one that ends at `share` of them all.
+
+    None for a trial that did not finish: it never wins.
+
+    Args:
+        one: a trial's record.
+        part: of which data.
+        share: 1 for the last fifth of the rounds, 0.6 for that before 60 % of them.
+    """
+    if one.status != "finished":
+        return None
+    rounds, column = one.config["rounds"], f"{part}_{one.score}"
+    last = share * rounds
+    values = [row[column] for row in one.rows if last - 0.2 * rounds < row["round"] <= last]
+    return None if None in values or not values else sum(values) / len(values)
+
+
+def best(records: Sequence[Record], part: PartName = "train") -> str | None:
+    """The setting with the highest score in the last fifth of the rounds, mean over its seeds.
+
+    Of equals the first; None where no setting has all its trials finished.
+    """
+    means = {name: _mean_over_seeds(members, part) for name, members in settings(records).items()}
+    scored = {name: mean for name, mean in means.items() if mean is not None}
+    return max(scored, key=lambda name: scored[name], default=None)
+
+
+def choices(records: Sequence[Record]) -> dict[str, Choice]:
+    """For each server method the setting chosen by training, and what test would have said."""
+    found: dict[str, list[Record]] = {}
+    for one in records:
+        found.setdefault(one.config["server"], []).append(one)
+    return {server: _choice(members) for server, members in found.items()}
+
+
+def _choice(members: Sequence[Record]) -> Choice:
+    chosen = best(members, "train")
+    trials = [one for one in members if one.setting == chosen]
+    varied = trials[0].varied if trials else {}
+    return Choice(
+        chosen=chosen,
+        varied={name: value for name, value in varied.items() if name != "seed"},
+        train=_mean_over_seeds(trials, "train"),
+        test=_mean_over_seeds(trials, "test"),
+        by_test=best(members, "test"),
+        diverged=sum(one.status == "diverged" for one in members),
+        failed=sum(one.status == "failed" for one in members),
+    )
+
+
+def _mean_over_seeds(members: Sequence[Record], part: PartName) -> float | None:
+    means = [tail_mean(one, part) for one in members]
+    return None if None in means or not means else sum(means) / len(means)
+
+
+def as_json(choices: Mapping[str, Choice]) -> dict[str, dict[str, Any]]:
+    """The choices as a summary has them."""
+    found = {}
+    for server, choice in choices.items():
+        own = choice._asdict()
+        own.pop("varied")
+        if choice.on_edge is None:
+            own.pop("on_edge")
+        found[server] = own
+    return found
+
+
+def line(choice: Choice) -> str:
+    """A choice in a line for a person."""
+    if choice.chosen is None:
+        return "no trial finished"
+    other = "" if choice.by_test == choice.chosen else f"; by test data {choice.by_test}"
+    return f"{choice.chosen}, train {choice.train:.4f}, test {choice.test:.4f}{other}"
+
+
+def finals(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """setting -> the scores of its seeds in the last fifth of the rounds, training and test."""
+    return {
+        name: {part: [tail_mean(one, part) for one in members] for part in ("train", "test")}
+        for name, members in settings(records).items()
+    }
+
+
+def by_value(
+    records: Sequence[Record], name: str
+) -> tuple[dict[str, dict[float, list[float]]], tuple[str, list[float]]]:
+    """Test scores in the last fifth of the rounds, against the values of a flag.
+
+    Returns:
+        server -> value -> a score a seed, nan where a trial did not finish; and the server that has
+        no such flag with its scores.
+    """
+    points: dict[str, dict[float, list[float]]] = {}
+    base: dict[str, list[float]] = {}
+    for one in records:
+        server, value = one.config["server"], one.config[name]
+        found = tail_mean(one, "test")
+        found = float("nan") if found is None else found
+        if value is None:
+            base.setdefault(server, []).append(found)
+        else:
+            points.setdefault(server, {}).setdefault(value, []).append(found)
+    return points, next(iter(base.items()), ("no baseline", []))

@@ -1,0 +1,84 @@
+"""A row for every finished run and every setting of a sweep."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ccfl_jax import config_file, record
+from ccfl_jax.folder import as_json
+from ccfl_jax.record import Row
+
+from . import results, selection
+from .lines import is_sweep
+from .results import Record
+
+
+def of_folder(folder: str | Path) -> list[dict[str, Any]]:
+    """Method, rate, last test score and speed: of a run, or of each setting of a sweep.
+
+    The score of a setting is the mean over its seeds, with the sample standard deviation behind it
+    where there are several; speed is without compilation, of a trial by its share of the time.
+
+    Raises:
+        OSError, ValueError: if `folder` holds no run with at least one round, and no sweep.
+    """
+    if not is_sweep(Path(folder)):
+        return [_of_run(Path(folder))]
+    every = results.read_all(folder)
+    if not every:
+        raise ValueError(f"{folder}: found no trial, legal: at least one")
+    return [_of_setting(members) for members in selection.settings(every).values()]
+
+
+def _of_run(folder: Path) -> dict[str, Any]:
+    path = folder / config_file.CONFIG
+    config: Any = as_json(path.read_bytes(), path)
+    try:
+        where = config["environment"]
+        own = {"method": f"{config['server']:s}", "server_lr": f"{config['server_lr']:g}"}
+        device = f"{where['devices']:d} x {where['device']:s}"
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{path}: found no settings of a run ({error!r}), legal: server, server_lr and "
+            "environment with devices and device"
+        ) from None
+    rows, metrics = record.read_rows(folder), folder / record.METRICS
+    results.check_rows(rows, metrics, ("seconds", "samples"))
+    last = rows[-1]
+    if not (last["round"] and last["seconds"] > 0):
+        raise ValueError(
+            f"{metrics}: found a run of {last['round']} rounds in {last['seconds']} s, legal: at "
+            "least one"
+        )
+    return {**own, **_result([last]), "device": device}
+
+
+def _of_setting(members: Sequence[Record]) -> dict[str, Any]:
+    config = members[0].config
+    own = {"method": config["server"], "server_lr": f"{config['server_lr']:g}"}
+    others = {
+        n: v for n, v in members[0].varied.items() if n not in ("server", "server_lr", "seed")
+    }
+    rows = [one.rows[-1] for one in members if one.rows]
+    if len(rows) < len(members):
+        return {**own, **others, "test score": "failed"}
+    return {**own, **others, "seeds": str(len(rows)), **_result(rows)}
+
+
+def _result(rows: Sequence[Row]) -> dict[str, str]:
+    """What the last rows of runs come to."""
+    last, name = rows[-1], record.score_name(rows[-1])
+    values = [row[f"test_{name}"] for row in rows]
+    if None in values or any(row.get("diverged") for row in rows):
+        score = "diverged"
+    else:
+        score = f"{statistics.fmean(values):.3f}"
+        score += f" ({statistics.stdev(values):.3f})" if len(values) > 1 else ""
+    seconds = sum(row["seconds"] for row in rows) or float("nan")
+    return {
+        "rounds": str(last["round"]),
+        "test score": score,
+        "rounds/s": f"{sum(row['round'] for row in rows) / seconds:.2f}",
+        "useful samples/s": f"{sum(row['samples'] for row in rows) / seconds:.0f}",
+    }

@@ -1,0 +1,171 @@
+"""Trials that differ in rates and seed alone: one program trains and evaluates them together."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.tree_util import Partial
+
+import ccfl_jax as ccfl
+from ccfl_jax import layout, record
+
+from ..config.run_flags import RUN, Config
+from ..training import devices, journal, parts
+from ..training.train_loop import Part, Program
+
+
+class Ground(NamedTuple):
+    """What is learnt from what, and where.
+
+    Attributes:
+        task: what is learnt.
+        owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for a seed.
+        data: "x" and "y" of the training samples, on every device.
+        test: "x" and "y" of the test set, on every device.
+        mesh: devices that trials are spread over.
+    """
+
+    task: ccfl.Task
+    owners: Callable[[Config], tuple[np.ndarray, np.ndarray]]
+    data: dict[str, jax.Array]
+    test: dict[str, jax.Array]
+    mesh: Mesh
+
+
+class Group(NamedTuple):
+    """What trials that share a program have in common.
+
+    Attributes:
+        config: that of one of them.
+        history: how many global models each keeps.
+        schedule: `schedule(config)`: the schedule of a trial; made once for a seed.
+        round_at: `parts.round_at`; one object, so that it is compiled once.
+        first_states: `first_states(rates, keys)`, both `[trials]`: the states before round 0.
+        ground: what is learnt from what, and where.
+    """
+
+    config: Config
+    history: int
+    schedule: Callable[[Config], ccfl.Schedule]
+    round_at: Callable
+    first_states: Callable
+    ground: Ground
+
+
+def shared(config: Config) -> tuple:
+    """What trials must agree in to share a program, hashable."""
+    every = dataclasses.asdict(config)
+    same = tuple((n, v) for n, v in every.items() if n == "server" or not RUN[n].varies)
+    return (*same, parts.source(config))
+
+
+def of_the_world(config: Config) -> Config:
+    """The settings without those that clients and schedule do not hang on."""
+    others = {name: None for name, one in RUN.items() if one.varies and name != "seed"}
+    return dataclasses.replace(config, **others)
+
+
+def ground(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Ground:
+    """Loads data by `parts.load(*source)`, and puts them on the devices."""
+    train, test, _ = parts.load(*source)
+    task = parts.task(source[0], model, compute_dtype, train)
+    data, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
+    owners = functools.cache(lambda config: parts.owners(config, train))
+    return Ground(
+        task,
+        lambda config: owners(of_the_world(config)),
+        *devices.put((data, test), mesh),
+        mesh,
+    )
+
+
+def group(
+    config: Config, history: int, schedule: Callable[[Config], ccfl.Schedule], ground: Ground
+) -> Group:
+    """What trials like `config` share, whose schedules ask for a history of so many models."""
+    first_states = jax.jit(jax.vmap(partial(parts.first_state, config, ground.task, history)))
+    round_at = parts.round_at(config, ground.task, None)
+    return Group(config, history, schedule, round_at, first_states, ground)
+
+
+def at_once(group: Group, memory: float | None) -> tuple[int, int, float | None]:
+    """Bytes that a trial takes on a device, how many advance together there, and its bytes for all.
+
+    A trial takes its state twice, for before and after a piece, and four models a lane for its
+    steps. On a CPU there is one at a time: a batch of models is slower there than one by one.
+
+    Args:
+        group: of the trials.
+        memory: bytes of a device for trials, by default a quarter of what it has.
+    """
+    config, device = group.config, group.ground.mesh.devices.flat[0]
+    first = partial(parts.first_state, config, group.ground.task, group.history)
+    state = jax.eval_shape(first, parts.rates(config), jax.random.key(0))._replace(key=())
+    held, model = record.model_bytes(state), record.model_bytes(state.params)
+    parameters = sum(a.size for a in jax.tree.leaves(state.params))
+    lanes = config.lanes or layout.lanes(device.platform, parameters, config.buffer_size, 1)
+    nbytes = 2 * held + 4 * model * min(lanes, config.buffer_size)
+    if device.platform == "cpu":
+        return nbytes, 1, None
+    memory = memory or (device.memory_stats() or {}).get("bytes_limit", 0) / 4
+    return nbytes, max(1, int(memory // nbytes)), memory
+
+
+def like(group: Group, trials: Sequence) -> ccfl.State:
+    """States of so many trials, all the same."""
+    rates = jax.tree.map(lambda a: np.repeat(a, len(trials)), parts.rates(group.config))
+    return group.first_states(rates, _keys([0] * len(trials)))
+
+
+def start(group: Group, configs: Sequence[Config]) -> journal.Progress:
+    """Where trials stand before round 0."""
+    states = group.first_states(_rates(configs), _keys([config.seed for config in configs]))
+    return journal.start(states, len(configs))
+
+
+def program(group: Group, configs: Sequence[Config]) -> Program:
+    """What trains these trials; a multiple of the devices leaves none idle."""
+    task, mesh = group.ground.task, group.ground.mesh
+    # Filled up here and not in every piece: the states then stay on their devices.
+    places = np.minimum(np.arange(len(configs) + -len(configs) % mesh.size), len(configs) - 1)
+    filled = [configs[k] for k in places]
+    rates = _rates(filled)
+    alike = len({config.seed for config in configs}) == 1
+    schedules = [group.schedule(config) for config in (filled[:1] if alike else filled)]
+    lists = zip(*map(group.ground.owners, filled[:1] if alike else filled), strict=True)
+    lists = [jnp.asarray(a[0] if alike else np.stack(a), jnp.int32) for a in lists]
+    data = ccfl.FederatedData(group.ground.data, *lists)
+    round_fn = Partial(group.round_at, rates)
+
+    def rest(first: int) -> list[Part]:
+        return [([one.rounds(first, one.num_rounds) for one in schedules], data)]
+
+    def advance(states: ccfl.State, own: list[ccfl.Schedule], data: ccfl.FederatedData) -> tuple:
+        if len(states.round) < len(filled):
+            states = jax.tree.map(lambda a: a[places], states)
+        piece = own[0] if alike else own
+        return ccfl.run_trials(round_fn, states, piece, data, mesh, donate=True)
+
+    def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], float]]:
+        found = ccfl.evaluate_trials(task, states.params, group.ground.test, mesh=mesh)
+        shares = parts.adaptive_shares(rates, states)
+        return [
+            ({name: float(a[k]) for name, a in found.items()}, float(shares[k]))
+            for k in range(len(configs))
+        ]
+
+    return Program(group.config, schedules, parts.model_bytes(task), rest, advance, evaluate)
+
+
+def _rates(configs: Sequence[Config]) -> parts.Rates:
+    return jax.tree.map(lambda *a: np.stack(a), *map(parts.rates, configs))
+
+
+def _keys(seeds: list[int]) -> jax.Array:
+    return jax.vmap(jax.random.key)(np.array(seeds, np.uint32))

@@ -1,0 +1,119 @@
+"""Where a run computes: processes, devices, and the programs compiled for them."""
+
+import contextlib
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..config.run_flags import Config
+
+# A process that nobody hears of for so long is dead, and the others end with an error.
+_HEARTBEAT_SECONDS = 20
+# A device's operations, split over the cores of all, take a tenth longer.
+_ON_ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
+
+
+def start(config: Config) -> Mesh:
+    """Joins the other processes, if there are any, and returns the devices to spread clients over.
+
+    Raises:
+        ValueError: if more devices are asked for than there are.
+        RuntimeError: if the other processes do not come within a minute.
+    """
+    _keep_compiled(config.compilation_cache)
+    make_host_devices(config.devices)
+    if config.coordinator is not None:
+        jax.distributed.initialize(
+            None if config.coordinator == "auto" else config.coordinator,
+            config.num_processes,
+            config.process_id,
+            initialization_timeout=60,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=60,
+        )
+    return mesh(config.devices)
+
+
+def make_host_devices(count: int | None) -> None:
+    """Has JAX make so many devices of a CPU, by default one per core."""
+    wanted = max(count or os.cpu_count(), jax.config.jax_num_cpu_devices)
+    # Fails once JAX has started, as in a test: what it has started with then holds.
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", wanted)
+        given = os.environ.get("XLA_FLAGS", "")  # last, so that it counts
+        # Once: kept programs are found again under the same flags only.
+        if wanted > 1 and not given.startswith(_ON_ONE_CORE):
+            os.environ["XLA_FLAGS"] = f"{_ON_ONE_CORE} {given}".strip()
+
+
+def mesh(count: int | None) -> Mesh:
+    """The first `count` devices of every process, by default all, in one axis.
+
+    Raises:
+        ValueError: if there are fewer, or none of the platform that JAX_PLATFORMS names.
+        RuntimeError: if JAX knows no such platform, or cannot start it.
+    """
+    try:
+        found = jax.devices()
+    except AssertionError:  # all that JAX says for CUDA without a GPU
+        raise ValueError(
+            f"JAX_PLATFORMS: found {jax.config.jax_platforms!r}, legal: a platform that has a "
+            "device here, as cpu"
+        ) from None
+    if count is not None and count > jax.local_device_count():
+        raise ValueError(
+            f"--devices: found {count}, legal: 1 to {jax.local_device_count()}, "
+            f"the {found[0].platform} devices here"
+        )
+    by_process = [d for d in found if _place(d) < (count or len(found))]
+    return jax.make_mesh((len(by_process),), ("clients",), devices=by_process)
+
+
+def put(tree: Any, mesh: Mesh) -> Any:
+    """The tree on all devices of `mesh`, each of which holds the whole of it."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    if jax.process_count() == 1:
+        return jax.device_put(tree, everywhere)
+
+    def shared(leaf: Any) -> jax.Array:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                shared(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf)
+            )
+        own = np.asarray(leaf)  # the same in every process, by the seed
+        return jax.make_array_from_callback(own.shape, everywhere, lambda index: own[index])
+
+    return jax.tree.map(shared, tree)
+
+
+def _place(device: jax.Device) -> int:
+    """The number of a device among those of its own process."""
+    own = [d.id for d in jax.devices() if d.process_index == device.process_index]
+    return sorted(own).index(device.id)
+
+
+def _keep_compiled(folder: str) -> None:
+    """Has JAX keep compiled programs in `folder`, for the next process that builds the same."""
+    if folder != "off":
+        # A program made for another processor may not run on this one.
+        folder = Path(folder).expanduser() / f"{platform.machine()}-{_processor()}"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        # Small ones too: a run begins with a hundred, which together take as long as the round.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _processor() -> str:
+    """Ten digits that change with the processor's instructions, where Linux tells them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(features.encode()).hexdigest()[:10]

@@ -1,0 +1,233 @@
+"""The parts of a run, each from its `Config`: data, clients, schedule, model, server, round."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable
+
+import jax
+import numpy as np
+import optax
+
+import ccfl_jax as ccfl
+from ccfl_jax import models, record
+from ccfl_jax import server as servers
+from ccfl_jax.data import NUM_CLASSES
+from ccfl_jax.data.images import CHANNELS, prepare_images
+
+from ..config.flag import INT32_MAX
+from ..config.flag_rules import MODELS, OF_STACKOVERFLOW, SERVERS
+from ..config.run_flags import Config
+
+Rates = dict[str, np.ndarray | jax.Array]  # name -> float32 scalar, or `[trials]`
+
+
+def source(config: Config) -> tuple:
+    """The arguments of `load` for a run: equal ones give equal data."""
+    if config.dataset != "stackoverflow":
+        return config.dataset, config.data_dir
+    drawn = config.num_clients, config.seed
+    return config.dataset, config.data_dir, *drawn, *(getattr(config, n) for n in OF_STACKOVERFLOW)
+
+
+def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict, int]:
+    """The train and test part, as `ccfl.load_dataset` has them, and how many clients are left out.
+
+    Those are the clients that have too few samples to be drawn.
+    """
+    if dataset != "stackoverflow":
+        return *ccfl.load_dataset(dataset, data_dir), 0
+    num_clients, seed, *limits = drawn
+    limits = dict(zip(OF_STACKOVERFLOW, limits, strict=True))
+    train, test, counts = ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)
+    return train, test, counts["too_small"]
+
+
+def schedule(config: Config) -> tuple[ccfl.Schedule, int]:
+    """The schedule of a run, and how many global models its history has to hold.
+
+    Drawn from the seed, for a ring of max_delay + 1 models; or read from `schedule_file`, planned
+    and cut to the rounds asked for.
+
+    Raises:
+        ValueError, OSError: for a file that cannot be read, or was not made for such a run.
+    """
+    if config.schedule_file is None:
+        return drawn_schedule(config), config.max_delay + 1
+    path = config.schedule_file.replace("{seed}", str(config.seed))
+    found = ccfl.Schedule.load(path)
+    _check_saved(config, found, path)
+    # The plan is of the whole file: a run can go on to more of its rounds.
+    return found.planned().rounds(0, config.rounds), found.history_slots()
+
+
+def drawn_schedule(config: Config, available: Iterable[np.ndarray] | None = None) -> ccfl.Schedule:
+    """By the paper's rule, perhaps of those available: a mask bool `[clients]` for each round."""
+    return ccfl.random_schedule(
+        config.seed,
+        config.rounds,
+        config.num_clients,
+        buffer_size=config.buffer_size,
+        max_delay=config.max_delay,
+        local_work=config.local_work,
+        randomness=config.randomness,
+        available=available,
+    ).replace(work_unit=config.work_unit)
+
+
+def _check_saved(config: Config, found: ccfl.Schedule, path: str) -> None:
+    """Refuses a saved schedule for which the flags say something else."""
+    rounds, unit = found.num_rounds, config.work_unit
+    found = found.rounds(0, min(rounds, config.rounds))
+    work = f"local_{unit} * randomness"
+    exact = {"buffer_size": found.num_slots, "num_clients": found.num_clients}
+    least = {
+        "num_clients": found.client.max(initial=0) + 1,
+        "max_delay": found.staleness.max(initial=0),
+        work: found.work.max(initial=0),
+    }
+    given = dataclasses.asdict(config) | {work: config.most_work}
+    if rounds < config.rounds:
+        raise ValueError(f"--rounds: found {config.rounds}, legal: 1 to {rounds}, as in {path}")
+    if found.work_unit not in (None, unit):
+        raise ValueError(
+            f"--local_{unit}: found {config.local_work}, legal: --local_{found.work_unit} "
+            f"instead, as in {path}"
+        )
+    for name, value in exact.items():
+        if value not in (None, given[name]):
+            raise ValueError(f"--{name}: found {given[name]}, legal: {value}, as in {path}")
+    for name, value in least.items():
+        if given[name] is not None and given[name] < value:
+            raise ValueError(
+                f"--{name}: found {given[name]:g}, legal: at least {value}, as in {path}"
+            )
+
+
+def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The row numbers of every client."""
+    labels, count, seed = train["y"], config.num_clients, config.seed
+    if config.partition == "iid":
+        return ccfl.partition_iid(labels, count, seed)
+    if config.partition == "natural":
+        lists = ccfl.partition_natural(train["client"])
+        if len(lists) != count:
+            raise ValueError(
+                f"--num_clients: found {count} with --partition=natural, legal: {len(lists)}, "
+                f"the clients of {config.dataset}"
+            )
+        return lists
+    by = "client" if config.partition == "dirichlet_client" else "label"
+    return ccfl.partition_dirichlet(labels, count, config.alpha, seed, by=by)
+
+
+def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The clients' row numbers one after another, and where each client's begin.
+
+    Raises:
+        ValueError: if the data cannot be dealt so, or a client's work cannot be counted.
+    """
+    lists = clients(config, train)
+    _check_visits(config, max(map(len, lists)))
+    return np.concatenate(lists), np.cumsum([0, *map(len, lists)])
+
+
+def _check_visits(config: Config, largest: int) -> None:
+    """Refuses work that takes more samples in a round than int32 counts."""
+    each = largest if config.work_unit == "epochs" else config.batch_size
+    if config.most_work * each > INT32_MAX:
+        raise ValueError(
+            f"--local_{config.work_unit}: found {config.local_work} with --randomness="
+            f"{config.randomness:g} and {each} samples each, legal: up to "
+            f"{int(INT32_MAX / each / config.randomness)}, {INT32_MAX} samples of a client"
+        )
+
+
+def task(dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray]) -> ccfl.Task:
+    """What is learnt from data like `train`."""
+    classes, shape = NUM_CLASSES[dataset], train["x"].shape[1:]
+    module = getattr(models, MODELS[model])
+    if model == "tags":
+        return ccfl.tags_task(module(num_tags=classes), shape, classes, compute_dtype)
+    # The paper's small grey images are taken as they are, CIFAR's are cropped and flipped.
+    channels = CHANNELS.get(dataset)
+    prepare = None if channels is None else prepare_images(channels, augment=True)
+    return ccfl.classification_task(
+        module(num_classes=classes), shape, classes, compute_dtype, prepare
+    )
+
+
+def rates(config: Config) -> Rates:
+    """The numbers that are arguments of a compiled round: one program serves all their values."""
+    names = ("local_lr", "server_lr", *SERVERS[config.server])
+    return {name: np.float32(getattr(config, name)) for name in names}
+
+
+def server(config: Config, rates: Rates) -> optax.GradientTransformation:
+    """The server method with the numbers of `rates`, which may be traced."""
+    if config.server == "cc_fedavg":
+        return ccfl.cc_fedavg()
+    hyperparameters = {name: rates[name] for name in SERVERS[config.server]}
+    return getattr(ccfl, config.server)(rates["server_lr"], **hyperparameters)
+
+
+def first_state(
+    config: Config, task: ccfl.Task, history: int, rates: Rates, key: jax.Array
+) -> ccfl.State:
+    """The state before round 0, with a history of so many models.
+
+    Raises:
+        ValueError: if no device can hold that history.
+    """
+    _check_history(config, task, history)
+    return ccfl.init_state(task, server(config, rates), key, history)
+
+
+def model_bytes(task: ccfl.Task) -> int:
+    """Bytes of one model's parameters."""
+    return record.model_bytes(jax.eval_shape(task.init, jax.random.key(0)))
+
+
+def _check_history(config: Config, task: ccfl.Task, history: int) -> None:
+    """Refuses a history larger than a device, which XLA may wait for without an end."""
+    model = model_bytes(task)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host)
+    if history * model <= room:
+        return
+    legal = f"so many models of {model / 1e6:.3g} MB has a device of {room / 1e6:.3g} MB room for"
+    if config.schedule_file is not None:
+        raise ValueError(
+            f"--schedule_file: found one that needs a history of {history} models, legal: up to "
+            f"{room // model}, {legal}"
+        )
+    raise ValueError(
+        f"--max_delay: found {history - 1}, legal: up to {max(room // model - 1, 0)}, {legal}"
+    )
+
+
+def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) -> Callable:
+    """`round_at(rates, state, slots, data) -> (state, info)`: one round with these rates."""
+
+    def run(rates: Rates, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
+        round_fn = ccfl.build_round(
+            task,
+            server(config, rates),
+            rates["local_lr"],
+            batch_size=config.batch_size,
+            work_unit=config.work_unit,
+            normalise=config.normalise,
+            lanes=config.lanes,
+            mesh=mesh,
+        )
+        return round_fn(state, slots, data)
+
+    return run
+
+
+@jax.jit
+def adaptive_share(rates: Rates, state: ccfl.State) -> jax.Array:
+    """`server.adaptive_share` of a run's state; nan for a method that does not adapt."""
+    return servers.adaptive_share(state.server, rates.get("eps", 0.0))
+
+
+adaptive_shares = jax.jit(jax.vmap(adaptive_share))  # of trials

@@ -1,0 +1,104 @@
+"""What a run says of itself: a header before, a summary after."""
+
+import math
+
+import jax
+import numpy as np
+
+from ccfl_jax import record
+from ccfl_jax.record import Row
+
+from ..config.flag_rules import SERVERS
+from ..config.run_flags import Config
+from . import theorem_report
+from .run_setup import Job
+
+
+def is_short(rows: list[Row], config: Config) -> bool:
+    """Whether a run was stopped before its end."""
+    return rows[-1]["round"] < config.rounds and not rows[-1]["diverged"]
+
+
+def header(job: Job) -> str:
+    """Lines on data, clients, work, method, rounds, model and devices of a run."""
+    config, sizes, state = job.config, np.asarray(job.data.sizes), job.progress.states
+    leaves = jax.tree.leaves(state.params)
+    history = sum(leaf.nbytes for leaf in jax.tree.leaves(state.history.models))
+    alpha = "" if config.alpha is None else f" alpha {config.alpha:g}"
+    method = [
+        f"{name} {getattr(config, name):g}" for name in ("server_lr", *SERVERS[config.server])
+    ]
+    devices = sorted(leaves[0].sharding.device_set, key=lambda device: device.id)
+    return "\n".join(
+        [
+            f"run       {config.out_dir}, seed {config.seed}",
+            f"data      {config.dataset}: {sizes.sum()} to train, {len(job.test['y'])} to test"
+            f"{_streamed(job)}",
+            f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
+            f"{np.median(sizes):g}, max {sizes.max()}{_left_out(job)}",
+            f"local     1 to {int(config.most_work)} {config.work_unit} of SGD, rate "
+            f"{config.local_lr:g}, batch {config.batch_size}; delta divided by {config.normalise}",
+            f"method    {config.server}: {', '.join(method)}",
+            f"rounds    {config.rounds} of {config.buffer_size} uploads, staleness up to "
+            f"{_oldest(job)}; evaluation every {config.eval_every}",
+            f"model     {config.model}: {sum(leaf.size for leaf in leaves)} parameters; history of "
+            f"{len(state.history.version)} models, {history / 1e6:.2f} MB; computed in "
+            f"{config.compute_dtype}",
+            f"device    {len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+            *_theorem(job, sizes),
+        ]
+    )
+
+
+def summary(rows: list[Row]) -> str:
+    """Lines on the result, the speed and, where the run diverged, on that."""
+    last, seconds = rows[-1], rows[-1]["seconds"] or math.nan
+    score = record.score_name(last)
+    scored = [row for row in rows if row[f"test_{score}"] is not None]
+    best = max(scored, key=lambda row: row[f"test_{score}"], default=last)
+    compiling = sum(row["compile_seconds"] or 0.0 for row in rows)
+    lines = [
+        f"result    test {score} {_number(last[f'test_{score}'])} after {last['round']} rounds; "
+        f"best {_number(best[f'test_{score}'])} after {best['round']}",
+        f"speed     {last['round'] / seconds:.2f} rounds/s, {last['samples'] / seconds:.0f} useful "
+        f"samples/s in {last['seconds']:.1f} s of training; {compiling:.1f} s of compilation apart",
+    ]
+    if last["diverged"]:
+        loss = _number(last["test_loss"])
+        lines.append(f"DIVERGED  test loss {loss} after {last['round']} rounds")
+    return "\n".join(lines)
+
+
+def _oldest(job: Job) -> int:
+    """The staleness that may be, or that the schedule's file has."""
+    if job.config.schedule_file is None:
+        return job.config.max_delay
+    return int(job.schedule.staleness.max())
+
+
+def _left_out(job: Job) -> str:
+    if not job.left_out:
+        return ""
+    return f"; {job.left_out} more have fewer than {job.config.min_examples} and are left out"
+
+
+def _theorem(job: Job, sizes: np.ndarray) -> list[str]:
+    """The theorem's conditions, where its constants were given."""
+    if job.config.smoothness is None:
+        return []
+    return theorem_report.lines(job.config, job.schedule, sizes)
+
+
+def _streamed(job: Job) -> str:
+    """How the training data come to the devices, where they are not there already."""
+    if job.pieces is None or len(job.pieces.starts) < 2:
+        return ""
+    lengths = np.diff(job.pieces.starts)
+    return (
+        f"; streamed, {len(lengths)} pieces of {lengths.min()} to {lengths.max()} rounds, "
+        f"{job.pieces.nbytes / 1e6:.3g} MB each"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

@@ -1,0 +1,73 @@
+"""One run, from its `Config` to its curves."""
+
+from pathlib import Path
+
+import jax
+
+from ccfl_jax.record import Row
+
+from ..config.run_flags import Config
+from ..figures import curves
+from . import intervals, report
+from .run_setup import Job, close, prepare
+from .signals import on_signals
+from .train_loop import Watch, is_over, progress_bar
+from .train_loop import train as train_program
+
+
+def run(config: Config) -> tuple[Path, list[Row]]:
+    """Does the run of `config`, from loading the data to drawing the curves.
+
+    Returns:
+        The run folder, and the rows of its metrics file.
+
+    Raises:
+        ValueError, OSError, ImportError: for settings, files or a folder that cannot be used.
+    """
+    job = prepare(config)
+    return Path(job.config.out_dir), train(job)
+
+
+def train(job: Job) -> list[Row]:
+    """Trains what is left of `job` and records it; prints a header before and a summary after.
+
+    Evaluates on the whole test set at the start, every `eval_every` rounds and at the end. A row is
+    marked diverged where the model or the test loss is not finite or more than `max_rejected`
+    uploads were left out, which end the run, or where that loss is a thousand times what it was,
+    from which a run may come back. A first SIGTERM or SIGINT ends it at the next piece's end.
+
+    Returns:
+        All rows of the metrics file.
+
+    Raises:
+        OSError: if the record cannot be written; what is in it is whole.
+    """
+    config, progress = job.config, job.progress
+    first = jax.process_index() == 0  # of several processes one speaks and draws
+    if first:
+        print(report.header(job), flush=True)
+    try:
+        if not is_over(config, progress):
+            with on_signals() as asked, progress_bar(config, config.rounds, progress.done) as bar:
+                watch = Watch(asked, _is_due(config), bar)
+                progress = train_program(job.program, progress, job.journal, watch)
+        rows = progress.rows[0]
+        if first:
+            _show(job, rows)
+    finally:
+        close(job)
+    return rows
+
+
+def _is_due(config: Config):
+    return lambda done, over: over or intervals.is_checkpoint(config, done)
+
+
+def _show(job: Job, rows: list[Row]) -> None:
+    path = Path(job.config.out_dir) / "curves.png"
+    if len(rows) > len(job.progress.rows[0]) or not path.exists():
+        curves.draw_curves(rows, path, f"{job.config.dataset}, {job.config.server}")
+    print(report.summary(rows))
+    if report.is_short(rows, job.config):
+        print(f"stopped   --resume --out_dir={job.config.out_dir} goes on")
+    print(f"curves    {path}")

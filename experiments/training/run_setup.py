@@ -1,0 +1,269 @@
+"""From a `Config` to a run that is ready: data, clients, schedule, program, folder."""
+
+import dataclasses
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+import ccfl_jax as ccfl
+from ccfl_jax import checkpoints as saving
+from ccfl_jax import config_file, record, simulate, stream
+from ccfl_jax import folder as folders
+
+from ..config.run_flags import Config, free
+from . import devices, journal, parts
+from .journal import Journal, Progress
+from .train_loop import Part, Program, is_over
+
+# What a run writes, and may remove.
+_FILES = (config_file.CONFIG, record.METRICS, record.SCHEDULE, saving.CHECKPOINTS, "curves.png")
+_UNKNOWN = 2**50  # bytes: a device that tells no limit is given everything
+
+
+class Job(NamedTuple):
+    """A run that is ready to start, or to go on.
+
+    Attributes:
+        config: its settings, with `out_dir` resolved.
+        schedule: `config.rounds` rounds.
+        task: what is learnt.
+        data: the clients' training samples, on the devices or, where they are streamed, here.
+        test: the test set, "x" and "y".
+        left_out: clients of the data set that have too few samples to be drawn.
+        pieces: how what is left is streamed; None where a device holds all training samples.
+        program: that trains it.
+        progress: how far it is.
+        journal: its folder.
+        lock: on the folder; None in all processes but the first.
+    """
+
+    config: Config
+    schedule: ccfl.Schedule
+    task: ccfl.Task
+    data: ccfl.FederatedData
+    test: dict[str, jax.Array]
+    left_out: int
+    pieces: stream.Pieces | None
+    program: Program
+    progress: Progress
+    journal: Journal
+    lock: folders.Lock | None
+
+
+class _Learning(NamedTuple):
+    """What is learnt from what, and where, before anything is known of a folder."""
+
+    schedule: ccfl.Schedule
+    task: ccfl.Task
+    data: ccfl.FederatedData
+    test: dict[str, jax.Array]
+    left_out: int
+    state: ccfl.State
+    memory: int | None  # bytes of a device for streamed training samples; None: it holds all
+    mesh: jax.sharding.Mesh
+
+
+def prepare(config: Config) -> Job:
+    """Loads and builds everything, then opens the run folder; trains nothing.
+
+    Raises:
+        ValueError, OSError, ImportError: for settings, files or a folder that cannot be used.
+    """
+    mesh = devices.start(config)
+    if config.resume:
+        config_file.check(config.out_dir, dataclasses.asdict(config), free(a_run=True))
+    elif config.out_dir is not None and jax.process_index() == 0:
+        folders.check_unused(config.out_dir, _FILES if config.overwrite else None)
+    learning = _learning(config, mesh)
+    return _resume(config, learning) if config.resume else _start(config, learning)
+
+
+def close(job: Job) -> None:
+    """Waits for what is being written, and lets the folder go."""
+    _close(job.journal, job.lock)
+
+
+def _learning(config: Config, mesh: jax.sharding.Mesh) -> _Learning:
+    schedule, history = parts.schedule(config)
+    train, test, left_out = parts.load(*parts.source(config))
+    owners = parts.owners(config, train)
+    task = parts.task(config.dataset, config.model, config.compute_dtype, train)
+    # As one program, which the compilation cache keeps, and not operation by operation.
+    first_state = jax.jit(partial(parts.first_state, config, task, history))
+    state = first_state(parts.rates(config), jax.random.key(config.seed))
+    arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
+    data = ccfl.FederatedData.from_offsets(arrays, *owners)
+    memory = _memory(config, data, mesh)
+    if memory is None:
+        data = devices.put(data, mesh)
+    state, test = devices.put((state, test), mesh)
+    return _Learning(schedule, task, data, test, left_out, state, memory, mesh)
+
+
+def _job(
+    config: Config,
+    learning: _Learning,
+    pieces: stream.Pieces | None,
+    progress: Progress,
+    own: Journal,
+    lock: folders.Lock | None,
+) -> Job:
+    return Job(
+        config=config,
+        schedule=learning.schedule,
+        task=learning.task,
+        data=learning.data,
+        test=learning.test,
+        left_out=learning.left_out,
+        pieces=pieces,
+        program=_program(config, learning, pieces),
+        progress=progress,
+        journal=own,
+        lock=lock,
+    )
+
+
+def _program(config: Config, learning: _Learning, pieces: stream.Pieces | None) -> Program:
+    schedule, task, rates = learning.schedule, learning.task, parts.rates(config)
+    round_fn = jax.tree_util.Partial(parts.round_at(config, task, learning.mesh), rates)
+
+    def rest(first: int) -> list[Part]:
+        left = schedule.rounds(first, config.rounds)
+        if pieces is None:
+            return [([left], learning.data)]
+        put = partial(devices.put, mesh=learning.mesh)
+        streamed = stream.send(pieces, left, learning.data, put)
+        return (([piece], samples) for piece, samples in streamed)
+
+    def advance(state: ccfl.State, own: list[ccfl.Schedule], data: ccfl.FederatedData) -> tuple:
+        state, infos = ccfl.run_rounds(round_fn, state, own[0], data, donate=True)
+        return state, jax.tree.map(lambda a: a[None], infos)
+
+    def evaluate(state: ccfl.State) -> list:
+        test = ccfl.evaluate(task, state.params, learning.test)
+        return [(test, float(parts.adaptive_share(rates, state)))]
+
+    return Program(config, [schedule], parts.model_bytes(task), rest, advance, evaluate)
+
+
+def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:
+    """Bytes of each device for training data, or None where the data fit."""
+    if config.data_memory is not None:
+        megabytes = config.data_memory
+    elif mesh.devices.flat[0].platform == "cpu":
+        return None
+    else:
+        stats = [device.memory_stats() or {} for device in mesh.local_devices]
+        # The other half is for models, their history and what a step computes.
+        half = min(stat.get("bytes_limit", _UNKNOWN) for stat in stats) // 2
+        # In all processes the same, for the pieces have to be; whole MB fit the 32 bits sent.
+        megabytes = multihost_utils.process_allgather(np.asarray(half // 10**6)).min()
+    room = int(megabytes * 1e6)
+    return room if sum(leaf.nbytes for leaf in jax.tree.leaves(data)) > room else None
+
+
+def _cut(config: Config, learning: _Learning, done: int) -> stream.Pieces | None:
+    """How the rounds from `done` on are streamed, where they have to be."""
+    if learning.memory is None:
+        return None
+    try:
+        return stream.cut(
+            learning.schedule.rounds(done, config.rounds), learning.data, learning.memory
+        )
+    except ValueError as error:
+        raise ValueError(f"--data_{error}") from None  # --data_memory: found ...
+
+
+def _open(config: Config, learning: _Learning) -> Journal:
+    settings = config_file.digest(dataclasses.asdict(config), free(a_run=True))
+    checkpoints = saving.open_checkpoints(config.out_dir, config.keep_checkpoints)
+    return Journal(Path(config.out_dir), ("",), [settings], [learning.schedule], checkpoints)
+
+
+def _start(config: Config, learning: _Learning) -> Job:
+    """Makes the folder of a new run; its settings come last, and make it one to go on with."""
+    pieces = _cut(config, learning, 0)
+    folder = _numbered_folder(config) if config.out_dir is None else config.out_dir
+    config = dataclasses.replace(config, out_dir=str(folder))
+    lock = None
+    if jax.process_index() == 0:
+        lock = folders.lock(folder)
+        try:
+            folders.check_unused(folder, _FILES if config.overwrite else None)
+            folders.clear(folder, _FILES)
+            learning.schedule.save(Path(folder) / record.SCHEDULE)
+            config_file.write(folder, dataclasses.asdict(config))
+        except OSError:
+            lock.release()
+            raise
+    multihost_utils.sync_global_devices("the folder is there")  # and what was in it is gone
+    progress = journal.start(learning.state, 1)
+    return _job(config, learning, pieces, progress, _open(config, learning), lock)
+
+
+def _numbered_folder(config: Config) -> Path:
+    """Makes the first of runs/DATASET-SERVER-001, -002, ... that is not there yet."""
+    for number in itertools.count(1):
+        folder = Path("runs") / f"{config.dataset}-{config.server}-{number:03d}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _resume(config: Config, learning: _Learning) -> Job:
+    """Takes up the newest checkpoint that is whole, and cuts off the rows that came after it."""
+    folder = Path(config.out_dir)
+    lock = folders.lock(folder) if jax.process_index() == 0 else None
+    if lock and lock.left_by:
+        journal.warn(folder, f"{lock.left_by} ended without letting it go")
+    own = _open(config, learning)
+    try:
+        saved = journal.newest(own, learning.state)
+        if saved is not None:
+            _check(config, learning, saved)
+        pieces = _cut(config, learning, 0 if saved is None else int(saved.state.round))
+        if saved is None:  # stopped before the first one
+            journal.warn(folder, "no checkpoint yet, from the start")
+            record.keep_rows(folder, {"": 0})
+            progress = journal.start(learning.state, 1)
+        else:
+            progress = journal.go_on(own, saved)
+        if not is_over(config, progress) and jax.process_index() == 0:
+            learning.schedule.save(folder / record.SCHEDULE)
+            config_file.write(folder, dataclasses.asdict(config))
+    except (ValueError, OSError):
+        _close(own, lock)
+        raise
+    return _job(config, learning, pieces, progress, own, lock)
+
+
+def _check(config: Config, learning: _Learning, saved: saving.Saved) -> None:
+    """Refuses a checkpoint that this run cannot go on from."""
+    done, path = int(saved.state.round), Path(config.out_dir) / record.SCHEDULE
+    if done > config.rounds:
+        raise ValueError(f"--rounds: found {config.rounds}, legal: at least {done}, done already")
+    if (
+        ccfl.Schedule.load(path).rounds(0, done).digest()
+        != learning.schedule.rounds(0, done).digest()
+    ):
+        raise ValueError(
+            f"{path}: found another schedule in the {done} rounds done, legal: the same as now "
+            "planned"
+        )
+    rest = learning.schedule.rounds(done, config.rounds)
+    simulate.check_schedule(rest, config.num_clients, done, np.asarray(saved.state.history.version))
+
+
+def _close(own: Journal, lock: folders.Lock | None) -> None:
+    try:
+        saving.close(own.checkpoints)
+    finally:
+        if lock is not None:
+            lock.release()
