@@ -1,44 +1,46 @@
 """ccfl_jax: client-centric federated adaptive optimisation, simulated as one compiled program."""
 
-from ccfl_jax import availability
 from ccfl_jax import clock
-from ccfl_jax import speed
 from ccfl_jax import theory
-from ccfl_jax import traces
-from ccfl_jax.aggregate import mean
-from ccfl_jax.clock import clock_schedule
-from ccfl_jax.cohorts import random_schedule
+from ccfl_jax.clock import availability
+from ccfl_jax.clock import speed
+from ccfl_jax.clock import traces
+from ccfl_jax.algorithm.aggregators import mean
+from ccfl_jax.clock.event_clock import clock_schedule
+from ccfl_jax.schedules.random_schedule import random_schedule
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data import load_dataset
 from ccfl_jax.data import load_stackoverflow
 from ccfl_jax.data import partition_dirichlet
 from ccfl_jax.data import partition_iid
 from ccfl_jax.data import partition_natural
-from ccfl_jax.state import Info
-from ccfl_jax.state import State
-from ccfl_jax.rounds import build_round
-from ccfl_jax.rounds import init_state
-from ccfl_jax.schedule import Schedule
-from ccfl_jax.server import cc_fedadagrad
-from ccfl_jax.server import cc_fedadam
-from ccfl_jax.server import cc_fedams
-from ccfl_jax.server import cc_fedavg
-from ccfl_jax.server import cc_fedavgm
-from ccfl_jax.server import cc_fedsgd
-from ccfl_jax.server import scale_by_cc_adagrad
-from ccfl_jax.server import scale_by_cc_adam
-from ccfl_jax.server import scale_by_cc_ams
-from ccfl_jax.simulate import evaluate
-from ccfl_jax.simulate import run_rounds
-from ccfl_jax.simulation import Simulation
-from ccfl_jax.simulation import simulation
-from ccfl_jax.stream import stream_rounds
-from ccfl_jax.tasks import classification_task
-from ccfl_jax.tasks import tags_task
-from ccfl_jax.trials import evaluate_trials
-from ccfl_jax.trials import run_trials
-from ccfl_jax.types import Aggregate
-from ccfl_jax.types import Task
+from ccfl_jax.engine.state import Info
+from ccfl_jax.engine.state import State
+from ccfl_jax.engine.rounds import build_round
+from ccfl_jax.engine.rounds import init_state
+from ccfl_jax.schedules.schedule import Schedule
+from ccfl_jax.algorithm.server_optimizers import cc_fedadagrad
+from ccfl_jax.algorithm.server_optimizers import cc_fedadam
+from ccfl_jax.algorithm.server_optimizers import cc_fedams
+from ccfl_jax.algorithm.server_optimizers import cc_fedavg
+from ccfl_jax.algorithm.server_optimizers import cc_fedavgm
+from ccfl_jax.algorithm.server_optimizers import cc_fedsgd
+from ccfl_jax.algorithm.server_optimizers import scale_by_cc_adagrad
+from ccfl_jax.algorithm.server_optimizers import scale_by_cc_adam
+from ccfl_jax.algorithm.server_optimizers import scale_by_cc_ams
+from ccfl_jax.engine.evaluate import evaluate
+from ccfl_jax.engine.run import run_rounds
+from ccfl_jax.engine.simulation import Simulation
+from ccfl_jax.engine.simulation import simulation
+from ccfl_jax.engine.streaming import stream_rounds
+from ccfl_jax.models.tasks import classification_task
+from ccfl_jax.models.tasks import tags_task
+from ccfl_jax.engine.trials import evaluate_trials
+from ccfl_jax.engine.trials import run_trials
+from ccfl_jax.algorithm.types import Aggregate
+from ccfl_jax.algorithm.types import Task
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Aggregate",
@@ -81,3 +83,7 @@ __all__ = [
     "theory",
     "traces",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ccfl_jax.data.stackoverflow import load_stackoverflow
-from ccfl_jax.data.tf_example import encode_example
+from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
+from ccfl_jax.data.readers.tf_example import encode_example
 
 
 def post(title, tokens, tags, **others):

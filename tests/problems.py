@@ -8,7 +8,8 @@ import numpy as np
 import optax
 
 import ccfl_jax as ccfl
-from ccfl_jax import Schedule, batches
+from ccfl_jax import Schedule
+from ccfl_jax.algorithm import minibatches
 from experiments.corpora.stackoverflow_files import Example, write
 
 FEATURES, CLASSES = 6, 3
@@ -132,8 +133,8 @@ def counting(round_fn):
 def drawn_batches(state_key, t, client, visit, size, batch_size, work, unit="epochs"):
     """The row positions of one visit, batch by batch, as the engine promises to draw them."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state_key, t), client), visit)
-    draw = batches.epoch_batch if unit == "epochs" else batches.random_batch
-    source = batches.shuffle_seeds(key) if unit == "epochs" else jax.random.fold_in(key, 0)
+    draw = minibatches.epoch_batch if unit == "epochs" else minibatches.random_batch
+    source = minibatches.shuffle_seeds(key) if unit == "epochs" else jax.random.fold_in(key, 0)
     steps = work * math.ceil(size / batch_size) if unit == "epochs" else work
     draw = jax.jit(draw, static_argnums=3)
     lists = []

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from ccfl_jax import checkpoints, record
+from ccfl_jax.runs import checkpoints, metrics
 from experiments import train
 from experiments.config import run_flags
 
@@ -32,7 +32,7 @@ def rows_of(folder):
     def refuse(name):
         raise AssertionError(name)
 
-    lines = (Path(folder) / record.METRICS).read_text().splitlines()
+    lines = (Path(folder) / metrics.METRICS).read_text().splitlines()
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 

@@ -10,7 +10,7 @@ from pickle import dumps  # noqa: S403, which only writes
 
 import numpy as np
 
-from ccfl_jax.windows import Windows, check_windows
+from ccfl_jax.clock.availability_windows import Windows, check_windows
 
 HOUR, DAY = 3600, 86400
 

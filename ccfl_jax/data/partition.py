@@ -8,8 +8,7 @@ import math
 
 import numpy as np
 
-from ccfl_jax.checks import check_number, check_seed, check_whole
-from ccfl_jax.data.checks import integer_vector
+from ccfl_jax.checks import check_number, check_seed, check_whole, integer_vector
 
 # Names this module's draws, so that no other part of a run with the same seed shares them.
 _STREAM = 0x50415254

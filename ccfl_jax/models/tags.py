@@ -4,8 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ccfl_jax import tree
-from ccfl_jax.types import Params
+from ccfl_jax.algorithm import tree_util
+from ccfl_jax.algorithm.types import Params
 
 
 class TagLogistic(nn.Module):
@@ -68,7 +68,7 @@ class TagLogistic(nn.Module):
 
 def _rows_and_weights(ids: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rows of the table `[..., L]`, past its end for padding, and the weight `[..., 1]` of each."""
-    ids = tree.at_least_int32(ids)
+    ids = tree_util.at_least_int32(ids)
     real, legal = ids != -1, (ids >= 0) & (ids < table.shape[0])
     weights = 1 / jnp.maximum(real.sum(-1, keepdims=True), 1)
     illegal = (ids < -2) | (ids >= table.shape[0])

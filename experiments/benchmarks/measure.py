@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import ccfl_jax as ccfl
-from ccfl_jax import layout
+from ccfl_jax.engine import load_balancing
 
 from ..training import devices
 from .workloads import Workload
@@ -39,14 +39,16 @@ def measure(
         workload: what to run.
         seconds: how long to time it, apart from compiling and from `others`.
         mesh: devices that the clients are spread over, one by default.
-        lanes: clients that advance together on a device; by default as `layout.lanes`.
+        lanes: clients that advance together on a device; by default as `load_balancing.lanes`.
         others: name -> a loop that trains a piece of schedule and returns its useful samples; each
             does one round in turn with every piece of ours.
     """
     slots, count = workload.schedule.num_slots, 1 if mesh is None else mesh.size
     shapes = jax.tree.leaves(jax.eval_shape(workload.task.init, jax.random.key(0)))
     parameters = sum(leaf.size for leaf in shapes)
-    lanes = min(lanes or layout.lanes(jax.default_backend(), parameters, slots, count), slots)
+    lanes = min(
+        lanes or load_balancing.lanes(jax.default_backend(), parameters, slots, count), slots
+    )
     started = time.perf_counter()
     advance = _prepare(workload, mesh, lanes)
     compile_s = _timed(advance, workload.schedule.rounds(0, 0))[1]

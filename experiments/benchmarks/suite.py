@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ccfl_jax.folder import replace_file
+from ccfl_jax.io.files import replace_file
 
 from ..config.bench_flags import Case, Options
 from ..training import devices

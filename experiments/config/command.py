@@ -31,8 +31,8 @@ def command(name: str, help_text: Callable[[], str]) -> Callable[[Main], Main]:
         @functools.wraps(body)
         def main(argv: list[str]) -> int:
             try:
-                if _asks_for_help(argv):
-                    return _print_help(help_text())
+                if asks_for_help(argv):
+                    return print_help(help_text())
                 return body(argv)
             except Stopped as stopped:
                 print(f"stopped   {stopped}")
@@ -56,12 +56,14 @@ def refused(name: str, error: Exception, code: int = REFUSED) -> int:
     return code
 
 
-def _asks_for_help(argv: list[str]) -> bool:
+def asks_for_help(argv: list[str]) -> bool:
+    """Whether a command line asks for help, in any of the ways that people do."""
     names = (arg.lstrip("-").partition("=")[0] for arg in argv[1:] if arg.startswith("-"))
     return any(name in _HELP for name in names)
 
 
-def _print_help(text: str) -> int:
+def print_help(text: str) -> int:
+    """Prints it; returns the exit code."""
     # A pipe that is read no further, as `| head` leaves it, is no error.
     with contextlib.suppress(BrokenPipeError):
         print(text, flush=True)

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from ccfl_jax.data.tf_example import encode_example
+from ccfl_jax.data.readers.tf_example import encode_example
 
 OUTPUT = ("corpus.sqlite.xz", "word_count", "tag_count")
 _TABLES = """

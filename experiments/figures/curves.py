@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ccfl_jax import record
-from ccfl_jax.folder import write_whole
+from ccfl_jax.io.files import write_whole
+from ccfl_jax.runs import metrics
 
 from ..config.plot_flags import AXES
 
@@ -24,7 +24,7 @@ def draw_curves(rows: Rows, path: str | os.PathLike, title: str) -> None:
 
     Missing values (the training columns of round 0, anything not finite) leave a gap.
     """
-    score = record.score_name(rows[0])
+    score = metrics.score_name(rows[0])
     panels = [
         (name, {part: [(rows, f"{part}_{name}")] for part in ("train", "test")})
         for name in (score, "loss")
@@ -43,7 +43,7 @@ def draw_methods(
         title: above the figure.
         x: what is on the horizontal axis, one of `AXES`; the rows have its columns.
     """
-    score = record.score_name(next(iter(methods.values()))[0][0])
+    score = metrics.score_name(next(iter(methods.values()))[0][0])
     panels = [
         (
             f"{part} {score}",

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ccfl_jax.event_log import USED, EventLog
-from ccfl_jax.folder import write_whole
-from ccfl_jax.schedule import Schedule
+from ccfl_jax.clock.event_log import USED, EventLog
+from ccfl_jax.io.files import write_whole
+from ccfl_jax.schedules.schedule import Schedule
 
 _MOST_BARS = 20_000  # more tasks than that are dots
 _BINS, _BLOCKS = 40, 120

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ccfl_jax import config_file
+from ccfl_jax.runs import run_config
 
 from ..config.flag_rules import SERVERS
 from ..config.sweep_flags import Trials
@@ -47,7 +47,7 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: s
         "name": preset.name,
         "title": preset.title,
         "command": command,
-        "environment": config_file.environment(),
+        "environment": run_config.environment(),
         "choices": selection.as_json(choices),
         "final": selection.finals(final),
         "verdicts": verdicts,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import ccfl_jax as ccfl
-from ccfl_jax.event_log import EventLog
+from ccfl_jax.clock.event_log import EventLog
 
 from ..figures.schedule_figure import uniform_clients
 

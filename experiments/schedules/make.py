@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 import ccfl_jax as ccfl
-from ccfl_jax import availability, clock
-from ccfl_jax.availability import Availability
+from ccfl_jax.clock import availability, event_clock
+from ccfl_jax.clock.availability import Availability
+from ccfl_jax.clock.event_log import EventLog
 from ccfl_jax.data import NUM_CLASSES
-from ccfl_jax.event_log import EventLog
 
 from ..config.run_flags import Config
 from ..config.schedule_flags import Asked, Options
@@ -114,7 +114,7 @@ def world(config: Config, options: Options) -> Made:
         devices, of_file = worlds.devices(options, config, model_bytes)
         notes += of_file
         server, work = worlds.server(options, config), worlds.work(options, config, each)
-        schedule, log = clock.clock_schedule(
+        schedule, log = event_clock.clock_schedule(
             config.seed, config.rounds, devices, available, server, work
         )
     else:

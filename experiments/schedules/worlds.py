@@ -4,12 +4,12 @@ import os
 
 import numpy as np
 
-from ccfl_jax import availability as models
-from ccfl_jax import clock, speed, traces
-from ccfl_jax.availability import Availability
+from ccfl_jax.clock import availability as models
+from ccfl_jax.clock import event_clock, speed, traces
+from ccfl_jax.clock.availability import Availability
+from ccfl_jax.clock.speed import Devices, Distribution
+from ccfl_jax.clock.task_sampling import Work
 from ccfl_jax.data import NUM_CLASSES
-from ccfl_jax.draws import Work
-from ccfl_jax.speed import Devices, Distribution
 
 from ..config.expression import AVAILABILITIES, DISTRIBUTIONS, expression
 from ..config.run_flags import Config
@@ -61,10 +61,12 @@ def devices(options: Options, config: Config, model_bytes: int) -> tuple[Devices
     return first, [f"capacity  {file}: the first {count} of {known} devices"]
 
 
-def server(options: Options, config: Config) -> clock.Server:
+def server(options: Options, config: Config) -> event_clock.Server:
     """The buffer, starts and time-out."""
     names = ("concurrency", "start", "rate", "max_staleness", "timeout", "on_timeout")
-    return clock.Server(config.buffer_size, **{name: getattr(options, name) for name in names})
+    return event_clock.Server(
+        config.buffer_size, **{name: getattr(options, name) for name in names}
+    )
 
 
 def work(options: Options, config: Config, each: np.ndarray) -> Work:

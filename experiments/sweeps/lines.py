@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ccfl_jax import record
+from ccfl_jax.runs import metrics
 
 from ..config.plot_flags import AXES
 from ..figures.curves import Rows
@@ -28,7 +28,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def _of_run(folder: Path, x: str) -> dict[str, list[Rows]]:
-    rows, path = record.read_rows(folder), folder / record.METRICS
+    rows, path = metrics.read_rows(folder), folder / metrics.METRICS
     _check_drawn(rows, path, x)
     return {str(folder): [rows]}
 

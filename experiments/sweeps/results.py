@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from ccfl_jax import config_file, record
-from ccfl_jax.folder import as_json, replace_file
-from ccfl_jax.record import Row
+from ccfl_jax.io.files import as_json, replace_file
+from ccfl_jax.runs import metrics, run_config
+from ccfl_jax.runs.metrics import Row
 
 from ..config.run_flags import Config, free
 from ..config.sweep_flags import Trial, Trials, name_of
@@ -50,7 +50,7 @@ class Record(NamedTuple):
     @property
     def score(self) -> str:
         """What the task's metric is called in its rows."""
-        return record.score_name(self.rows[0])
+        return metrics.score_name(self.rows[0])
 
 
 def made(trial: Trial, rows: list[Row]) -> Record:
@@ -71,7 +71,7 @@ def _record(trial: Trial, status: Status, reason: str | None, rows: list[Row]) -
 
 def digest(config: Config) -> str:
     """SHA-256 of a trial's settings, but for those that may change between two starts."""
-    return config_file.digest(asdict(config), free(a_run=False))
+    return run_config.digest(asdict(config), free(a_run=False))
 
 
 def is_of(one: Record, config: Config) -> bool:
@@ -105,7 +105,7 @@ def read(folder: str | os.PathLike, trials: Trials) -> dict[str, Record]:
             one = _read(path)
             if one.name != name:
                 raise ValueError(f"{path}: found a record of {one.name!r}, legal: of {name!r}")
-            config_file.check_same(path, one.config, asdict(trial.config), free(a_run=False))
+            run_config.check_same(path, one.config, asdict(trial.config), free(a_run=False))
             if one.status != "failed":
                 found[name] = one
     return found
@@ -156,7 +156,7 @@ def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[
         ValueError: naming `place`, the row and what it lacks.
     """
     first = rows[0] if rows else None
-    score, before = record.score_name(first if isinstance(first, dict) else {}), -1
+    score, before = metrics.score_name(first if isinstance(first, dict) else {}), -1
     for number, row in enumerate(rows or [None]):
         row = row if isinstance(row, dict) else {}
         lacking = [name for name in ("round", *columns) if not _is_number(row.get(name))]
@@ -201,7 +201,7 @@ def line(one: Record) -> str:
     if not one.rows:
         return f"{one.name}: {one.status}, {one.reason}"
     last = one.rows[-1]
-    return f"{one.name}: {one.status}, {record.score_text(last)} after {last['round']} rounds"
+    return f"{one.name}: {one.status}, {metrics.score_text(last)} after {last['round']} rounds"
 
 
 def _path(folder: str | os.PathLike, name: str) -> Path:

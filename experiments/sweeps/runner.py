@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ccfl_jax as ccfl
-from ccfl_jax import checkpoints as saving
-from ccfl_jax import folder as folders
-from ccfl_jax.record import Row
+from ccfl_jax.io import files as folders
+from ccfl_jax.io import folder_lock
+from ccfl_jax.runs import checkpoints as saving
+from ccfl_jax.runs.metrics import Row
 
 from ..config.command import DIVERGED, DONE, ERRORS, FAILED, Stopped
 from ..config.run_flags import Config
@@ -73,7 +74,7 @@ def run(
     mesh = devices.start(next(iter(trials.values())).config)
     # The last few grounds are kept, for methods that learn the same.
     ground = functools.lru_cache(maxsize=4)(functools.partial(trial_group.ground, mesh))
-    lock = folders.lock(folder)
+    lock = folder_lock.lock(folder)
     if lock.left_by:
         journal.warn(Path(folder), f"{lock.left_by} ended without letting it go")
     try:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ccfl_jax import config_file, record
-from ccfl_jax.folder import as_json
-from ccfl_jax.record import Row
+from ccfl_jax.io.files import as_json
+from ccfl_jax.runs import metrics, run_config
+from ccfl_jax.runs.metrics import Row
 
 from . import results, selection
 from .lines import is_sweep
@@ -32,7 +32,7 @@ def of_folder(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def _of_run(folder: Path) -> dict[str, Any]:
-    path = folder / config_file.CONFIG
+    path = folder / run_config.CONFIG
     config: Any = as_json(path.read_bytes(), path)
     try:
         where = config["environment"]
@@ -43,12 +43,12 @@ def _of_run(folder: Path) -> dict[str, Any]:
             f"{path}: found no settings of a run ({error!r}), legal: server, server_lr and "
             "environment with devices and device"
         ) from None
-    rows, metrics = record.read_rows(folder), folder / record.METRICS
-    results.check_rows(rows, metrics, ("seconds", "samples"))
+    rows, file = metrics.read_rows(folder), folder / metrics.METRICS
+    results.check_rows(rows, file, ("seconds", "samples"))
     last = rows[-1]
     if not (last["round"] and last["seconds"] > 0):
         raise ValueError(
-            f"{metrics}: found a run of {last['round']} rounds in {last['seconds']} s, legal: at "
+            f"{file}: found a run of {last['round']} rounds in {last['seconds']} s, legal: at "
             "least one"
         )
     return {**own, **_result([last]), "device": device}
@@ -68,7 +68,7 @@ def _of_setting(members: Sequence[Record]) -> dict[str, Any]:
 
 def _result(rows: Sequence[Row]) -> dict[str, str]:
     """What the last rows of runs come to."""
-    last, name = rows[-1], record.score_name(rows[-1])
+    last, name = rows[-1], metrics.score_name(rows[-1])
     values = [row[f"test_{name}"] for row in rows]
     if None in values or any(row.get("diverged") for row in rows):
         score = "diverged"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ccfl_jax.checks import one_line
-from ccfl_jax.folder import as_json, replace_file
+from ccfl_jax.io.files import as_json, replace_file
 
 UNDERWAY, _LIST = "underway", "trials.json"
 

@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 from jax.tree_util import Partial
 
 import ccfl_jax as ccfl
-from ccfl_jax import layout, record
+from ccfl_jax.engine import load_balancing
+from ccfl_jax.runs import metrics
 
 from ..config.run_flags import RUN, Config
 from ..training import devices, journal, parts
@@ -107,9 +108,9 @@ def at_once(group: Group, memory: float | None) -> tuple[int, int, float | None]
     config, device = group.config, group.ground.mesh.devices.flat[0]
     first = partial(parts.first_state, config, group.ground.task, group.history)
     state = jax.eval_shape(first, parts.rates(config), jax.random.key(0))._replace(key=())
-    held, model = record.model_bytes(state), record.model_bytes(state.params)
+    held, model = metrics.model_bytes(state), metrics.model_bytes(state.params)
     parameters = sum(a.size for a in jax.tree.leaves(state.params))
-    lanes = config.lanes or layout.lanes(device.platform, parameters, config.buffer_size, 1)
+    lanes = config.lanes or load_balancing.lanes(device.platform, parameters, config.buffer_size, 1)
     nbytes = 2 * held + 4 * model * min(lanes, config.buffer_size)
     if device.platform == "cpu":
         return nbytes, 1, None

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 import ccfl_jax as ccfl
-from ccfl_jax import checkpoints as saving
-from ccfl_jax import record
-from ccfl_jax.record import Row
+from ccfl_jax.runs import checkpoints as saving
+from ccfl_jax.runs import metrics
+from ccfl_jax.runs.metrics import Row
 
 
 class Progress(NamedTuple):
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
 
     def alive(self, max_rejected: int | None) -> list[bool]:
         """Whether each trial goes on: its model is not lost, nor more uploads than may be."""
-        return [not (rows and record.has_failed(rows, max_rejected)) for rows in self.rows]
+        return [not (rows and metrics.has_failed(rows, max_rejected)) for rows in self.rows]
 
 
 class Journal(NamedTuple):
@@ -76,7 +76,7 @@ def add(journal: Journal, progress: Progress, new: dict[int, Row]) -> Progress:
     names = journal.names
     named = [{"trial": names[k], **row} if names[k] else row for k, row in new.items()]
     rows = [*progress.rows]
-    for k, row in zip(new, record.append_rows(journal.folder, named), strict=True):
+    for k, row in zip(new, metrics.append_rows(journal.folder, named), strict=True):
         rows[k] = [*rows[k], {name: value for name, value in row.items() if name != "trial"}]
     return progress._replace(rows=rows)
 
@@ -131,7 +131,7 @@ def go_on(journal: Journal, saved: saving.Saved) -> Progress:
     about, states, infos = saved.about, saved.state, saved.infos
     _check_same(journal, about, int(np.max(states.round)))
     counts = dict(zip(about["trials"], about["rows"], strict=True))
-    rows = record.keep_rows(journal.folder, {name: counts[name] for name in journal.names})
+    rows = metrics.keep_rows(journal.folder, {name: counts[name] for name in journal.names})
     if np.ndim(states.round):
         places = np.array([about["trials"].index(name) for name in journal.names])
         states, infos = jax.tree.map(lambda a: a[places], (states, infos))
@@ -175,7 +175,7 @@ def _of_old(journal: Journal, saved: saving.Saved) -> saving.Saved:
         own = {"trials": [""], "rows": [about["rows"]], "settings": [about["settings"]]}
         return saved._replace(infos=infos, about=about | own | {"schedules": [about["schedule"]]})
     each = [*zip(journal.names, about["rows"], strict=True)]
-    (journal.folder / record.METRICS).unlink(missing_ok=True)
-    record.append_rows(journal.folder, [{"trial": n, **row} for n, rows in each for row in rows])
+    (journal.folder / metrics.METRICS).unlink(missing_ok=True)
+    metrics.append_rows(journal.folder, [{"trial": n, **row} for n, rows in each for row in rows])
     own = {"trials": [*journal.names], "settings": journal.settings, "schedules": None}
     return saved._replace(about=about | own | {"rows": [len(rows) for _, rows in each]})

@@ -9,10 +9,11 @@ import numpy as np
 import optax
 
 import ccfl_jax as ccfl
-from ccfl_jax import models, record
-from ccfl_jax import server as servers
+from ccfl_jax import models
+from ccfl_jax.algorithm import server_optimizers as servers
 from ccfl_jax.data import NUM_CLASSES
-from ccfl_jax.data.images import CHANNELS, prepare_images
+from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
+from ccfl_jax.runs import metrics
 
 from ..config.flag import INT32_MAX
 from ..config.flag_rules import MODELS, OF_STACKOVERFLOW, SERVERS
@@ -184,7 +185,7 @@ def first_state(
 
 def model_bytes(task: ccfl.Task) -> int:
     """Bytes of one model's parameters."""
-    return record.model_bytes(jax.eval_shape(task.init, jax.random.key(0)))
+    return metrics.model_bytes(jax.eval_shape(task.init, jax.random.key(0)))
 
 
 def _check_history(config: Config, task: ccfl.Task, history: int) -> None:

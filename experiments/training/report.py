@@ -5,8 +5,8 @@ import math
 import jax
 import numpy as np
 
-from ccfl_jax import record
-from ccfl_jax.record import Row
+from ccfl_jax.runs import metrics
+from ccfl_jax.runs.metrics import Row
 
 from ..config.flag_rules import SERVERS
 from ..config.run_flags import Config
@@ -53,7 +53,7 @@ def header(job: Job) -> str:
 def summary(rows: list[Row]) -> str:
     """Lines on the result, the speed and, where the run diverged, on that."""
     last, seconds = rows[-1], rows[-1]["seconds"] or math.nan
-    score = record.score_name(last)
+    score = metrics.score_name(last)
     scored = [row for row in rows if row[f"test_{score}"] is not None]
     best = max(scored, key=lambda row: row[f"test_{score}"], default=last)
     compiling = sum(row["compile_seconds"] or 0.0 for row in rows)

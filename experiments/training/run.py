@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 
-from ccfl_jax.record import Row
+from ccfl_jax.runs.metrics import Row
 
 from ..config.run_flags import Config
 from ..figures import curves

@@ -11,9 +11,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import ccfl_jax as ccfl
-from ccfl_jax import checkpoints as saving
-from ccfl_jax import config_file, record, simulate, stream
-from ccfl_jax import folder as folders
+from ccfl_jax.engine import run, streaming
+from ccfl_jax.io import files as folders
+from ccfl_jax.io import folder_lock
+from ccfl_jax.runs import checkpoints as saving
+from ccfl_jax.runs import metrics, run_config
 
 from ..config.run_flags import Config, free
 from . import devices, journal, parts
@@ -21,7 +23,7 @@ from .journal import Journal, Progress
 from .train_loop import Part, Program, is_over
 
 # What a run writes, and may remove.
-_FILES = (config_file.CONFIG, record.METRICS, record.SCHEDULE, saving.CHECKPOINTS, "curves.png")
+_FILES = (run_config.CONFIG, metrics.METRICS, metrics.SCHEDULE, saving.CHECKPOINTS, "curves.png")
 _UNKNOWN = 2**50  # bytes: a device that tells no limit is given everything
 
 
@@ -48,11 +50,11 @@ class Job(NamedTuple):
     data: ccfl.FederatedData
     test: dict[str, jax.Array]
     left_out: int
-    pieces: stream.Pieces | None
+    pieces: streaming.Pieces | None
     program: Program
     progress: Progress
     journal: Journal
-    lock: folders.Lock | None
+    lock: folder_lock.Lock | None
 
 
 class _Learning(NamedTuple):
@@ -76,7 +78,7 @@ def prepare(config: Config) -> Job:
     """
     mesh = devices.start(config)
     if config.resume:
-        config_file.check(config.out_dir, dataclasses.asdict(config), free(a_run=True))
+        run_config.check(config.out_dir, dataclasses.asdict(config), free(a_run=True))
     elif config.out_dir is not None and jax.process_index() == 0:
         folders.check_unused(config.out_dir, _FILES if config.overwrite else None)
     learning = _learning(config, mesh)
@@ -108,10 +110,10 @@ def _learning(config: Config, mesh: jax.sharding.Mesh) -> _Learning:
 def _job(
     config: Config,
     learning: _Learning,
-    pieces: stream.Pieces | None,
+    pieces: streaming.Pieces | None,
     progress: Progress,
     own: Journal,
-    lock: folders.Lock | None,
+    lock: folder_lock.Lock | None,
 ) -> Job:
     return Job(
         config=config,
@@ -128,7 +130,7 @@ def _job(
     )
 
 
-def _program(config: Config, learning: _Learning, pieces: stream.Pieces | None) -> Program:
+def _program(config: Config, learning: _Learning, pieces: streaming.Pieces | None) -> Program:
     schedule, task, rates = learning.schedule, learning.task, parts.rates(config)
     round_fn = jax.tree_util.Partial(parts.round_at(config, task, learning.mesh), rates)
 
@@ -137,7 +139,7 @@ def _program(config: Config, learning: _Learning, pieces: stream.Pieces | None) 
         if pieces is None:
             return [([left], learning.data)]
         put = partial(devices.put, mesh=learning.mesh)
-        streamed = stream.send(pieces, left, learning.data, put)
+        streamed = streaming.send(pieces, left, learning.data, put)
         return (([piece], samples) for piece, samples in streamed)
 
     def advance(state: ccfl.State, own: list[ccfl.Schedule], data: ccfl.FederatedData) -> tuple:
@@ -167,12 +169,12 @@ def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -
     return room if sum(leaf.nbytes for leaf in jax.tree.leaves(data)) > room else None
 
 
-def _cut(config: Config, learning: _Learning, done: int) -> stream.Pieces | None:
+def _cut(config: Config, learning: _Learning, done: int) -> streaming.Pieces | None:
     """How the rounds from `done` on are streamed, where they have to be."""
     if learning.memory is None:
         return None
     try:
-        return stream.cut(
+        return streaming.cut(
             learning.schedule.rounds(done, config.rounds), learning.data, learning.memory
         )
     except ValueError as error:
@@ -180,7 +182,7 @@ def _cut(config: Config, learning: _Learning, done: int) -> stream.Pieces | None
 
 
 def _open(config: Config, learning: _Learning) -> Journal:
-    settings = config_file.digest(dataclasses.asdict(config), free(a_run=True))
+    settings = run_config.digest(dataclasses.asdict(config), free(a_run=True))
     checkpoints = saving.open_checkpoints(config.out_dir, config.keep_checkpoints)
     return Journal(Path(config.out_dir), ("",), [settings], [learning.schedule], checkpoints)
 
@@ -192,12 +194,12 @@ def _start(config: Config, learning: _Learning) -> Job:
     config = dataclasses.replace(config, out_dir=str(folder))
     lock = None
     if jax.process_index() == 0:
-        lock = folders.lock(folder)
+        lock = folder_lock.lock(folder)
         try:
             folders.check_unused(folder, _FILES if config.overwrite else None)
             folders.clear(folder, _FILES)
-            learning.schedule.save(Path(folder) / record.SCHEDULE)
-            config_file.write(folder, dataclasses.asdict(config))
+            learning.schedule.save(Path(folder) / metrics.SCHEDULE)
+            run_config.write(folder, dataclasses.asdict(config))
         except OSError:
             lock.release()
             raise
@@ -220,7 +222,7 @@ def _numbered_folder(config: Config) -> Path:
 def _resume(config: Config, learning: _Learning) -> Job:
     """Takes up the newest checkpoint that is whole, and cuts off the rows that came after it."""
     folder = Path(config.out_dir)
-    lock = folders.lock(folder) if jax.process_index() == 0 else None
+    lock = folder_lock.lock(folder) if jax.process_index() == 0 else None
     if lock and lock.left_by:
         journal.warn(folder, f"{lock.left_by} ended without letting it go")
     own = _open(config, learning)
@@ -231,13 +233,13 @@ def _resume(config: Config, learning: _Learning) -> Job:
         pieces = _cut(config, learning, 0 if saved is None else int(saved.state.round))
         if saved is None:  # stopped before the first one
             journal.warn(folder, "no checkpoint yet, from the start")
-            record.keep_rows(folder, {"": 0})
+            metrics.keep_rows(folder, {"": 0})
             progress = journal.start(learning.state, 1)
         else:
             progress = journal.go_on(own, saved)
         if not is_over(config, progress) and jax.process_index() == 0:
-            learning.schedule.save(folder / record.SCHEDULE)
-            config_file.write(folder, dataclasses.asdict(config))
+            learning.schedule.save(folder / metrics.SCHEDULE)
+            run_config.write(folder, dataclasses.asdict(config))
     except (ValueError, OSError):
         _close(own, lock)
         raise
@@ -246,7 +248,7 @@ def _resume(config: Config, learning: _Learning) -> Job:
 
 def _check(config: Config, learning: _Learning, saved: saving.Saved) -> None:
     """Refuses a checkpoint that this run cannot go on from."""
-    done, path = int(saved.state.round), Path(config.out_dir) / record.SCHEDULE
+    done, path = int(saved.state.round), Path(config.out_dir) / metrics.SCHEDULE
     if done > config.rounds:
         raise ValueError(f"--rounds: found {config.rounds}, legal: at least {done}, done already")
     if (
@@ -258,10 +260,10 @@ def _check(config: Config, learning: _Learning, saved: saving.Saved) -> None:
             "planned"
         )
     rest = learning.schedule.rounds(done, config.rounds)
-    simulate.check_schedule(rest, config.num_clients, done, np.asarray(saved.state.history.version))
+    run.check_schedule(rest, config.num_clients, done, np.asarray(saved.state.history.version))
 
 
-def _close(own: Journal, lock: folders.Lock | None) -> None:
+def _close(own: Journal, lock: folder_lock.Lock | None) -> None:
     try:
         saving.close(own.checkpoints)
     finally:

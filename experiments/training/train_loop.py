@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 import ccfl_jax as ccfl
-from ccfl_jax import record
+from ccfl_jax.runs import metrics
 
 from ..config.run_flags import Config
 from . import intervals, journal
@@ -85,7 +85,7 @@ def is_over(config: Config, progress: Progress) -> bool:
 def train(program: Program, progress: Progress, own: Journal, watch: Watch) -> Progress:
     """Trains what is left; every row is on disk when it is among those returned.
 
-    A trial that has failed (`record.has_failed`) has no row after that; the others go on.
+    A trial that has failed (`metrics.has_failed`) has no row after that; the others go on.
 
     Args:
         program: of the trials.
@@ -185,22 +185,22 @@ def _evaluate(
         test, share = found[k]
         schedule = program.schedules[k if len(program.schedules) > 1 else 0]
         if progress.infos is None:
-            row = record.first_row(test, compiled or 0.0, schedule.time is not None)
+            row = metrics.first_row(test, compiled or 0.0, schedule.time is not None)
         else:
-            run = record.Run(schedule, program.model_bytes, config.max_rejected)
+            run = metrics.Run(schedule, program.model_bytes, config.max_rejected)
             info = jax.tree.map(lambda a, k=k: a[k], progress.infos)
             seconds = progress.seconds / trials
-            row = record.next_row(progress.rows[k], run, info, test, seconds, compiled)
+            row = metrics.next_row(progress.rows[k], run, info, test, seconds, compiled)
         new[k] = row | {"adaptive_share": share}
     progress = journal.add(own, progress, new)
     if trials == 1:
-        watch.bar.set_postfix_str(record.score_text(progress.rows[0][-1]))
+        watch.bar.set_postfix_str(metrics.score_text(progress.rows[0][-1]))
     return progress._replace(infos=None, seconds=0.0)
 
 
 def _save(own: Journal, progress: Progress) -> None:
     """Saves; a model that was just evaluated may be the best."""
     last = progress.rows[0][-1]
-    score = last[f"test_{record.score_name(last)}"] if len(progress.rows) == 1 else None
+    score = last[f"test_{metrics.score_name(last)}"] if len(progress.rows) == 1 else None
     fresh = last["round"] == progress.done
     journal.save(own, progress, score if fresh and score is not None else None)

@@ -1,0 +1,251 @@
+"""The clients' data: arrays shared by all, and each client's list of row numbers."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ccfl_jax.checks import integer_vector, is_whole
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Samples of all clients; a pytree, so it is passed to compiled functions as an argument.
+
+    Client i owns the rows `indices[offsets[i] : offsets[i + 1]]` of every array. Nothing is held
+    per client beyond its rows' numbers and one offset. `len(data)` is the number of clients.
+
+    Attributes:
+        arrays: name -> array [N, ...], any dtype; row n of every array is sample n.
+        indices: int32 [total], the clients' row numbers one client after another.
+        offsets: int32 [clients + 1], from 0 to total; from 2**31 rows on int64, and then no
+            device takes the data whole.
+    """
+
+    arrays: dict[str, jax.Array | np.ndarray]
+    indices: jax.Array | np.ndarray
+    offsets: jax.Array | np.ndarray
+
+    @classmethod
+    def from_indices(
+        cls,
+        arrays: dict[str, np.ndarray | jax.Array],
+        indices: Sequence[np.ndarray | Sequence[int]],
+    ) -> Self:
+        """Builds the container from row lists, such as a partitioner returns.
+
+        Args:
+            arrays: name -> array [N, ...]. The dtype is kept (uint8 stays uint8), except that
+                64-bit numbers become 32-bit ones unless `jax_enable_x64` is set.
+            indices: one 1-D integer array per client, with values in 0..N-1. A client may be
+                empty, and a row may belong to several clients or to none.
+
+        Raises:
+            ValueError: there is no array, client or row; the arrays differ in N or hold something
+                other than numbers; a 64-bit number does not fit in 32 bits; a list of rows is not
+                1-D or not of integers; a row is outside 0..N-1; all clients together have 2**31
+                rows or more.
+        """
+        num_rows = _check_arrays(arrays)
+        flat, sizes = _flatten(indices, num_rows)
+        offsets = np.zeros(len(sizes) + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        return cls(
+            arrays={name: _on_device(array) for name, array in arrays.items()},
+            indices=jnp.asarray(flat.astype(np.int32)),
+            offsets=jnp.asarray(offsets),
+        )
+
+    @classmethod
+    def from_offsets(
+        cls, arrays: dict[str, np.ndarray], indices: np.ndarray, offsets: np.ndarray
+    ) -> Self:
+        """Builds the container from all row lists in one array; everything stays on the host.
+
+        This is the way for many clients and for arrays that are memory-mapped: there is no object
+        per client, arrays are kept as they are, unread and uncopied, and so are indices and offsets
+        of the right dtype (`indices` is read once). Later writes to them show.
+
+        Args:
+            arrays: name -> array [N, ...].
+            indices: integers [total] in 0..N-1, the clients' rows one client after another.
+            offsets: integers [clients + 1], ascending from 0 to total.
+
+        Raises:
+            ValueError: `arrays` are as `from_indices` refuses them; indices or offsets are no
+                integer vectors; offsets do not ascend from 0 to total; a row is outside 0..N-1.
+        """
+        num_rows = _check_arrays(arrays)
+        indices, offsets = integer_vector("indices", indices), integer_vector("offsets", offsets)
+        wide = offsets.astype(np.int64)
+        if len(wide) < 2 or wide[0] != 0 or wide[-1] != len(indices) or (np.diff(wide) < 0).any():
+            ends = f"{wide[0]} to {wide[-1]}" if wide.size else "nothing"
+            raise ValueError(
+                f"offsets: found {len(wide)} numbers, {ends}, legal: at least 2, ascending from 0 "
+                f"to {len(indices)}, the length of indices"
+            )
+        if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
+            place = np.flatnonzero((indices < 0) | (indices >= num_rows))[0]
+            client = np.searchsorted(wide[1:], place, side="right")
+            raise ValueError(_no_row(client, indices[place], num_rows))
+        return cls(
+            arrays=dict(arrays),
+            indices=indices.astype(np.int32, copy=False),
+            offsets=offsets.astype(np.int32 if len(indices) < 2**31 else np.int64, copy=False),
+        )
+
+    def only(self, clients: np.ndarray | Sequence[int], rows: int | None = None) -> Self:
+        """The samples of some clients, put together in host memory; all others are left empty.
+
+        Clients keep their numbers, and with them their randomness. Rows are gathered, so a
+        memory-mapped array is read in no other place.
+
+        Args:
+            clients: whom to keep, integers in 0..clients-1; one named twice is there once.
+            rows: rows of the result, so that several of them have one shape; by default as many as
+                these clients have, at least one. Those too many repeat row 0 and are nobody's.
+
+        Returns:
+            NumPy arrays [rows, ...], row after row in the order of the clients' numbers; indices
+            int32 [rows], offsets int32 [clients + 1]. 64-bit numbers become 32-bit ones unless
+            `jax_enable_x64` is set.
+
+        Raises:
+            ValueError: a client that does not exist, fewer `rows` than the clients have, or a
+                number that does not fit in 32 bits.
+        """
+        kept = np.unique(integer_vector("clients", clients))
+        if kept.size and not 0 <= kept[0] <= kept[-1] < len(self):
+            raise ValueError(f"clients: found {kept[0]} to {kept[-1]}, legal: 0 to {len(self) - 1}")
+        offsets = np.asarray(self.offsets)
+        starts, sizes = offsets[kept], np.zeros(len(self), np.int64)
+        sizes[kept] = offsets[kept + 1] - starts
+        ends = np.cumsum(sizes[kept])
+        total = int(ends[-1]) if kept.size else 0
+        rows = max(total, 1) if rows is None else rows
+        if not is_whole(rows) or not max(total, 1) <= rows < 2**31:
+            raise ValueError(
+                f"rows: found {rows!r}, legal: {max(total, 1)}, which these clients have, "
+                f"to {2**31 - 1}"
+            )
+        places = np.repeat(starts - (ends - sizes[kept]), sizes[kept]) + np.arange(total)
+        source = np.zeros(rows, np.int32)
+        source[:total] = np.asarray(self.indices)[places]
+        arrays = {name: np.asarray(array)[source] for name, array in self.arrays.items()}
+        _check_arrays(arrays)
+        return type(self)(
+            arrays={name: a.astype(held_dtype(a), copy=False) for name, a in arrays.items()},
+            indices=np.arange(rows, dtype=np.int32),
+            offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+        )
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    @property
+    def sizes(self) -> jax.Array:
+        """Number of samples of each client, int32 [clients]."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def client(self, i: int) -> dict[str, np.ndarray]:
+        """Returns the samples of client `i`, as NumPy arrays [n_i, ...].
+
+        Raises:
+            IndexError: `i` is not an integer in 0..clients-1; a negative one does not wrap around.
+        """
+        if not is_whole(i) or not 0 <= i < len(self):
+            raise IndexError(
+                f"client: found {i!r}, legal: a whole number from 0 to {len(self) - 1}"
+            )
+        start, stop = np.asarray(self.offsets)[i : i + 2]
+        rows = np.asarray(self.indices)[start:stop]
+        return {name: np.asarray(array)[rows] for name, array in self.arrays.items()}
+
+
+def held_dtype(array: np.ndarray | jax.Array) -> np.dtype:
+    """The dtype of the array on a device, where 64-bit numbers are 32-bit ones by default."""
+    return jax.dtypes.canonicalize_dtype(array.dtype)
+
+
+def _on_device(array: np.ndarray | jax.Array) -> jax.Array:
+    # jnp.array copies; memory shared with NumPy would let a later write change the data.
+    return array if isinstance(array, jax.Array) else jnp.array(array)
+
+
+def _check_arrays(arrays: dict[str, np.ndarray | jax.Array]) -> int:
+    """Returns the number of rows N that all arrays share, or raises ValueError."""
+    if not isinstance(arrays, dict) or not arrays:
+        found = "an empty one" if isinstance(arrays, dict) else type(arrays).__name__
+        raise ValueError(f"arrays: found {found}, legal: a dict of at least one array")
+    shapes = {name: np.shape(array) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        if not shapes[name]:
+            raise ValueError(f"array {name!r}: found a scalar, legal: a leading sample axis")
+        check_dtype(name, array)
+    lengths = {name: shape[0] for name, shape in shapes.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"arrays: found leading lengths {lengths}, legal: one length")
+    num_rows = next(iter(lengths.values()))
+    if not 1 <= num_rows < 2**31:
+        raise ValueError(f"arrays: found {num_rows} rows, legal: 1 to {2**31 - 1}")
+    return num_rows
+
+
+def check_dtype(name: str, array: np.ndarray | jax.Array) -> None:
+    """Raises ValueError unless JAX can hold the array's numbers."""
+    if isinstance(array, jax.Array):
+        return
+    on_disk = isinstance(array, np.memmap)
+    array = np.asarray(array)
+    numbers = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.char not in "gG"
+    if not (numbers or array.dtype == np.bool_):  # "g", "G": longer than 64 bits
+        raise ValueError(
+            f"array {name!r}: found dtype {array.dtype}, legal: bools or numbers of up to 64 bits"
+        )
+    held = jax.dtypes.canonicalize_dtype(array.dtype)
+    # What is on disk is judged when its rows are read.
+    if on_disk or array.dtype.kind not in "iuf" or held == array.dtype or not array.size:
+        return
+    floats = array.dtype.kind == "f"
+    bounds = np.finfo(held) if floats else np.iinfo(held)
+    counted = {"where": np.isfinite(array), "initial": 0.0} if floats else {}
+    lowest, highest = array.min(**counted), array.max(**counted)
+    if lowest < bounds.min or highest > bounds.max:
+        raise ValueError(
+            f"array {name!r}: found values {lowest} to {highest}, legal: those of {held} "
+            "(or jax_enable_x64)"
+        )
+
+
+def _flatten(indices: Sequence, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all row numbers in one array, and the clients' sizes, or raises ValueError."""
+    lists = [np.asarray(rows) for rows in indices]
+    if not lists:
+        raise ValueError("indices: found no client, legal: at least one")
+    for client, rows in enumerate(lists):
+        # An empty Python list becomes a float array, and holds no float.
+        if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise ValueError(
+                f"indices of client {client}: found {rows.dtype} {rows.shape}, legal: a 1-D "
+                "integer array"
+            )
+    sizes = np.array([rows.size for rows in lists], np.int64)
+    if sizes.sum() >= 2**31:
+        raise ValueError(f"indices: found {sizes.sum()} rows of all clients, legal: under 2**31")
+    # int64 for every list: NumPy would merge int64 and uint64 into floats.
+    flat = np.concatenate(lists, dtype=np.int64, casting="unsafe")
+    illegal = np.flatnonzero((flat < 0) | (flat >= num_rows))
+    if illegal.size:
+        ends = np.cumsum(sizes)
+        client = int(np.searchsorted(ends, illegal[0], side="right"))
+        value = lists[client][illegal[0] - (ends[client] - sizes[client])]
+        raise ValueError(_no_row(client, value, num_rows))
+    return flat, sizes
+
+
+def _no_row(client: int, row: int, num_rows: int) -> str:
+    return f"indices of client {client}: found row {row}, legal: 0 to {num_rows - 1}"

@@ -1,0 +1,1 @@
+"""Readers of data files in their published forms."""

@@ -1,0 +1,181 @@
+"""Reader of TensorFlow Datasets that needs no TensorFlow."""
+
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ccfl_jax.checks import check_labels, integer_vector
+
+_PROBE_SECONDS = 8.0
+
+
+def load_tfds(
+    name: str, data_dir: str | Path | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Loads a supervised TFDS data set of equally shaped samples, such as images with labels.
+
+    Reads the `array_record` files of a prepared data set with `tfds.data_source`, so TensorFlow
+    is neither needed nor imported. If the data set is not prepared and its host answers, TFDS
+    downloads and prepares it; for some data sets (Fashion-MNIST and CIFAR among them) TFDS's own
+    preparation needs TensorFlow, and then it has to be prepared elsewhere once and copied.
+
+    Args:
+        name: TFDS name, such as "fashion_mnist" or "fashion_mnist:3.0.1".
+        data_dir: TFDS data folder; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+
+    Returns:
+        train and test, each a dict with "x" (array [n, ...] of the data set's own dtype) and "y"
+        (int32 [n]), in the order of the files.
+
+    Raises:
+        ImportError: TFDS is not installed, or preparing the data set needs a missing package.
+        ValueError: TFDS knows no such data set, or it is not of the kind described.
+        FileNotFoundError: it is not prepared and its host does not answer; the message says
+            which files are expected where. It comes within about ten seconds.
+        OSError: TFDS could not download, prepare or read it.
+    """
+    tfds = _import_tfds()
+    builder = _builder(tfds, name, data_dir)
+    if not builder.is_prepared():
+        _prepare(builder)
+    place = f"TFDS {name!r} in {builder.data_path}"
+    if not {"train", "test"} <= set(builder.info.splits):
+        raise ValueError(
+            f"{place}: found the splits {list(builder.info.splits)}, legal: with train and test"
+        )
+    keys, features = builder.info.supervised_keys, builder.info.features
+    if keys is None or len(keys) != 2 or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"{place}: found the supervised keys {keys}, legal: an input and a label")
+    if not {*keys} <= set(features):
+        raise ValueError(f"{place}: found the features {sorted(features)}, legal: with {keys}")
+    train, test = (
+        _merge(_samples(tfds, builder, name, split, data_dir), keys, place)
+        for split in ("train", "test")
+    )
+    num_classes = getattr(features[keys[1]], "num_classes", None)
+    if num_classes:
+        check_labels(train["y"], num_classes, f"{place} train")
+        check_labels(test["y"], num_classes, f"{place} test")
+    return train, test
+
+
+def _import_tfds() -> ModuleType:
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise ImportError(
+            f"reading TFDS data sets needs: pip install 'ccfl_jax[tfds]' ({_first_line(error)})"
+        ) from error
+    return tensorflow_datasets
+
+
+def _builder(tfds: ModuleType, name: str, data_dir: str | Path | None) -> Any:
+    try:
+        return tfds.builder(name, data_dir=data_dir)
+    except Exception as error:
+        raise ValueError(
+            f"TFDS {name!r}: found no data set in {data_dir or 'its data folder'} "
+            f"({_first_line(error)}), legal: a name that TFDS can open there"
+        ) from error
+
+
+def _prepare(builder: Any) -> None:
+    """Has TFDS download and prepare the data set, once its host has answered."""
+    urls = [url for url in builder.url_infos or {} if urlsplit(url).scheme in ("http", "https")]
+    # TFDS retries, and sets no time limit on its requests.
+    problem = _probe(urls[0]) if urls else None
+    files = f"dataset_info.json, features.json and {builder.name}-{{train,test}}.array_record-*"
+    if problem:
+        raise FileNotFoundError(
+            f"TFDS {builder.name!r} is not prepared and {urlsplit(urls[0]).netloc} cannot be "
+            f"reached ({problem}); expected in {builder.data_path}: {files}"
+        )
+    try:
+        builder.download_and_prepare(file_format="array_record")
+    except ImportError as error:
+        raise ImportError(
+            f"TFDS's preparation of {builder.name!r} failed ({_first_line(error)}); prepare it "
+            f"elsewhere once and copy to {builder.data_path}: {files}"
+        ) from error
+    except Exception as error:
+        raise OSError(
+            f"TFDS could not prepare {builder.name!r} ({_first_line(error)}); "
+            f"expected in {builder.data_path}: {files}"
+        ) from error
+
+
+def _probe(url: str) -> str | None:
+    """Returns why the URL's host cannot be reached, or None if it answers."""
+    answer = [f"no answer in {_PROBE_SECONDS:g} s"]
+
+    def ask() -> None:
+        try:
+            request = urllib.request.Request(url, method="HEAD")
+            urllib.request.urlopen(request, timeout=_PROBE_SECONDS).close()
+            answer[0] = None
+        except urllib.error.HTTPError:
+            answer[0] = None  # Even a refusal is an answer.
+        except Exception as error:
+            answer[0] = _first_line(error)
+
+    # urllib's time limit does not cover the name look-up, hence the thread.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PROBE_SECONDS)
+    return answer[0]
+
+
+def _samples(
+    tfds: ModuleType, builder: Any, name: str, split: str, data_dir: str | Path | None
+) -> Iterator[dict[str, Any]]:
+    """Decodes the samples of a prepared split in the order of its files."""
+    try:
+        folder = os.path.abspath(builder.data_path)
+        for path in builder.info.splits[split].filepaths:
+            if os.path.dirname(os.path.abspath(path)) != folder:
+                raise ValueError(f"dataset_info.json: found {path}, legal: files of its folder")
+        source = tfds.data_source(name, split=split, data_dir=data_dir, download=False)
+        for row in range(len(source)):
+            yield source[row]
+    except Exception as error:
+        raise OSError(
+            f"TFDS {name!r}: split {split} in {builder.data_path} is not readable "
+            f"as array_record files: {_first_line(error)}"
+        ) from error
+
+
+def _merge(
+    samples: Iterator[dict[str, Any]], keys: tuple[str, str], place: str
+) -> dict[str, np.ndarray]:
+    xs, ys = [], []
+    for sample in samples:
+        x, y = (np.asarray(sample[key]) for key in keys)
+        first = xs[0] if xs else x
+        if (x.shape, x.dtype) != (first.shape, first.dtype) or y.ndim:
+            raise ValueError(
+                f"{place}: found inputs {first.dtype} {first.shape} and {x.dtype} {x.shape}, a "
+                f"label of shape {y.shape}, legal: inputs of one kind and scalar labels"
+            )
+        xs.append(x)
+        ys.append(y)
+    if not xs:
+        raise ValueError(f"{place}: found no sample in a split, legal: some in train and test")
+    labels = integer_vector(f"labels of {place}", np.stack(ys))
+    if not 0 <= labels.min() <= labels.max() < 2**31:
+        raise ValueError(
+            f"labels of {place}: found {labels.min()} to {labels.max()}, legal: 0 to {2**31 - 1}"
+        )
+    return {"x": np.stack(xs), "y": labels.astype(np.int32)}
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

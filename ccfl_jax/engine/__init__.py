@@ -1,0 +1,1 @@
+"""The engine: rounds, runs, trials and streams as compiled programs."""

@@ -1,0 +1,212 @@
+"""One round of client-centric federated optimisation (Algorithm 2)."""
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ccfl_jax.algorithm import aggregators as aggregation
+from ccfl_jax.algorithm import model_history as past
+from ccfl_jax.algorithm import tree_util
+from ccfl_jax.algorithm.client_update import Client, LocalInfo, build_local, count_steps
+from ccfl_jax.algorithm.types import Aggregate, Normalise, Task, WorkUnit
+from ccfl_jax.data import FederatedData
+from ccfl_jax.engine.client_batching import Slot, add_up
+from ccfl_jax.engine.state import Info, State
+from ccfl_jax.schedules.schedule import Schedule
+
+# One seed, named streams: a new consumer takes a new number and moves no other.
+_INIT_STREAM, _LOCAL_STREAM = range(2)
+
+
+Local = optax.GradientTransformation | Real
+RoundFn = Callable[[State, Schedule, FederatedData], tuple[State, Info]]
+
+
+def init_state(
+    task: Task,
+    server: optax.GradientTransformation,
+    key: jax.Array,
+    history_length: int = 1,
+    aggregate: Aggregate | None = None,
+) -> State:
+    """The state before round 0.
+
+    Args:
+        task, server, aggregate: those of `build_round`.
+        key: PRNG key; the initial model and the local randomness are separate streams of it.
+        history_length: global models kept: max_delay + 1, or `Schedule.history_slots()` for a
+            planned schedule.
+
+    Raises:
+        ValueError: if `history_length` is below 1.
+    """
+    params = jax.tree.map(jnp.asarray, task.init(jax.random.fold_in(key, _INIT_STREAM)))
+    return State(
+        params=params,
+        server=server.init(params),
+        history=past.init(params, history_length),
+        aggregate=(aggregate or aggregation.mean()).init(params),
+        round=jnp.zeros((), jnp.int32),
+        key=jax.random.fold_in(key, _LOCAL_STREAM),
+    )
+
+
+def build_round(
+    task: Task,
+    server: optax.GradientTransformation,
+    local: Local | Callable[[jax.Array], Local] = 0.01,
+    batch_size: int = 20,
+    work_unit: WorkUnit | None = None,
+    normalise: Normalise = "steps",
+    aggregate: Aggregate | None = None,
+    lanes: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> RoundFn:
+    """One round as a pure function `round_fn(state, slots, data) -> (state, info)`.
+
+    Args:
+        task: what is learnt.
+        server: any optax transformation; its "gradient" is the pseudo-gradient.
+        local: the clients' optax optimiser, or a number, the rate of plain SGD; or a function of
+            the round t (int32 scalar) that gives one of the two, as an optax schedule does. It
+            follows the server's rounds, whenever a client joins and however stale its model is; a
+            schedule inside an optimiser counts the steps of one visit and starts again in the next.
+        batch_size: B, local batch size.
+        work_unit: what the schedule's `work` counts, "epochs" or "steps", where the schedule itself
+            does not say it; then epochs by default.
+        normalise: by what an upload is divided, "steps" (the paper's K), "epochs" or "none".
+        aggregate: m uploads -> pseudo-gradient, `mean()` by default.
+        lanes: how many clients advance together on a device. A lane costs as much as the longest of
+            its group. By default as many as `layout.lanes` says for the size of the model.
+        mesh: devices to spread the clients of a round over, along its first axis; one device by
+            default. State and data are held by all of them: put them there first, with
+            `jax.device_put(..., NamedSharding(mesh, PartitionSpec()))`, or every run compiles
+            twice. For host devices set XLA_FLAGS to `--xla_cpu_multi_thread_eigen=false`: one's
+            operations are then not split over the cores of all.
+
+    Returns:
+        `round_fn`; `slots` is a row of a `Schedule` (arrays `[slots]`), `data` a `FederatedData`.
+        The history is read and written as the schedule's plan says, as a ring where it has none.
+        The result depends on lanes and devices only by the rounding of sums.
+
+    Raises:
+        ValueError: for a batch size or lanes below 1, an unknown work unit or normalisation, or a
+            `local` that is neither optimiser, number nor function; from `round_fn`, for a schedule
+            in another unit of work than `work_unit`.
+    """
+    _check_choices(local, batch_size, work_unit, normalise, lanes)
+    combine = aggregate or aggregation.mean()
+
+    def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
+        unit = _unit_of_work(work_unit, slots)
+
+        def visit(state: State, data: FederatedData, slot: Slot) -> tuple:
+            """One client's part: retrieve a past model, work on it, upload."""
+            start_model = past.read(state.history, slot.start)
+            key = jax.random.fold_in(state.key, state.round)
+            key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.visit)
+            optimiser = local(state.round) if callable(local) else local
+            cc_local = build_local(task, optimiser, batch_size, unit, normalise)
+            upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
+            return upload, report, (report.steps > 0) & tree_util.all_finite(upload)
+
+        work = jnp.where(slots.present, slots.work, 0)  # an absent slot costs no step
+        steps = count_steps(work, _client(data, slots.client).size, batch_size, unit)
+        read, write = _history_slots(slots, state)
+        visits = Slot(slots.client, read, work, _which_visit(slots))
+        total, report, counted = add_up(visit, combine, visits, steps, lanes, mesh, state, data)
+
+        participants = counted.sum(dtype=jnp.int32)
+        delta, memory = combine.finish(total, participants, state.aggregate)
+        updates, server_state = server.update(delta, state.server, state.params)
+        params = optax.apply_updates(state.params, updates)
+
+        # A round that brings nothing is no server step: momentum would move the model otherwise.
+        params, server_state, memory = tree_util.select(
+            participants > 0,
+            (params, server_state, memory),
+            (state.params, state.server, state.aggregate),
+        )
+        following = state.round + 1
+        history = past.write(state.history, write, params, following)
+        next_state = State(params, server_state, history, memory, following, state.key)
+        return next_state, _info(slots, report, counted, tree_util.all_finite(params))
+
+    return round_fn
+
+
+def _unit_of_work(asked: WorkUnit | None, slots: Schedule) -> WorkUnit:
+    """The schedule's own unit, or else the one asked for; epochs where nobody says."""
+    if asked is not None and slots.work_unit not in (None, asked):
+        raise ValueError(
+            f"work_unit: found {asked!r} with a schedule in {slots.work_unit}, legal: "
+            f"{slots.work_unit!r}, or None, which takes the schedule's"
+        )
+    return slots.work_unit or asked or "epochs"
+
+
+def _client(data: FederatedData, client: jax.Array) -> Client:
+    begin, end = data.offsets[client], data.offsets[client + 1]
+    return Client(data.arrays, data.indices, begin, end - begin)
+
+
+def _history_slots(slots: Schedule, state: State) -> tuple[jax.Array, jax.Array]:
+    """Where x_{t-s} of every slot stands, int32 `[slots]`, and where x_{t+1} goes."""
+    if slots.read is not None:
+        return slots.read, slots.write
+    length = past.length(state.history)
+    read = past.ring_slot(state.round - slots.staleness, length)
+    return read, past.ring_slot(state.round + 1, length)
+
+
+def _which_visit(slots: Schedule) -> jax.Array:
+    """int32 `[slots]`: how many earlier present slots the same client fills in this round."""
+    # Sorted, not every slot with every other: for a thousand tiny clients that is a seventh of a
+    # round on one core, and every device does it again.
+    client = jnp.where(slots.present, slots.client, -1)
+    order = jnp.argsort(client, stable=True)
+    place = jnp.arange(len(client), dtype=jnp.int32)
+    is_first = jnp.diff(client[order], prepend=-2) != 0
+    visit = place - jax.lax.cummax(jnp.where(is_first, place, 0))
+    visit = jnp.zeros_like(place).at[order].set(visit)
+    return jnp.where(slots.present, visit, 0)
+
+
+def _info(slots: Schedule, report: LocalInfo, counted: jax.Array, finite: jax.Array) -> Info:
+    returned = report.steps > 0
+    participants = counted.sum(dtype=jnp.int32)
+
+    def mean(a: jax.Array) -> jax.Array:
+        return tree_util.masked_sum(a, counted) / participants  # nan where nobody counts
+
+    return Info(
+        train_loss=mean(report.loss),
+        train_metrics=jax.tree.map(mean, report.metrics),
+        participants=participants,
+        rejected=(returned & ~counted).sum(dtype=jnp.int32),
+        finite=finite,
+        present=returned,
+        counted=counted,
+        staleness=slots.staleness,
+        steps=report.steps,
+        samples=report.samples,
+    )
+
+
+def _check_choices(
+    local: Any, batch_size: int, work_unit: str | None, normalise: str, lanes: int | None
+) -> None:
+    if not (callable(local) or isinstance(local, Local | jax.Array)):
+        legal = "an optax optimiser, a number, or a function of the round that gives one"
+        raise ValueError(f"local: found {local!r}, legal: {legal}")
+    for name, count in (("batch_size", batch_size), ("lanes", 1 if lanes is None else lanes)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name}: found {count!r}, legal: a whole number from 1 on")
+    choices = (("work_unit", work_unit or "epochs", WorkUnit), ("normalise", normalise, Normalise))
+    for name, value, legal in choices:
+        if value not in get_args(legal):
+            raise ValueError(f"{name}: found {value!r}, legal: {', '.join(get_args(legal))}")

@@ -1,0 +1,126 @@
+"""Running: many rounds as one compiled program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from ccfl_jax.data import FederatedData
+from ccfl_jax.engine.rounds import RoundFn
+from ccfl_jax.engine.state import Info, State
+from ccfl_jax.schedules import history_plan
+from ccfl_jax.schedules.schedule import Schedule, check_clients
+
+# Pieces of a schedule are padded to a multiple of this, so that pieces of other lengths, the last
+# one of a run above all, use the program that is already compiled.
+_ROUNDS_PADDED_TO = 256
+
+
+def run_rounds(
+    round_fn: RoundFn, state: State, schedule: Schedule, data: FederatedData, donate: bool = False
+) -> tuple[State, Info]:
+    """Runs the rounds of a schedule, or of a piece of it, as one compiled program.
+
+    A schedule may be run in pieces, `schedule.rounds(a, b)`, each from the state of the one before;
+    the results are the same; so they are for pieces of `schedule.planned()`, with a history of
+    fewer models. The program is compiled once per round function and shapes of state and data,
+    and once more for plans: neither the clients, their sizes and work nor, up to 256 rounds, the
+    length of a piece compile it again. A piece of no rounds compiles without training.
+
+    Args:
+        round_fn: from `build_round`; or a `jax.tree_util.Partial` that builds the round from its
+            first arguments, learning rates above all: those are then arguments of the program, and
+            other values do not compile it again.
+        state: the state before the first of these rounds.
+        schedule: arrays `[rounds, slots]`; row k is round `state.round + k`.
+        data: the clients' samples.
+        donate: whether the buffers of `state` may be reused; it must not be used afterwards.
+
+    Returns:
+        The state after the last round, and the infos stacked `[rounds, ...]` as NumPy arrays.
+
+    Raises:
+        ValueError: if the schedule is malformed, was made for other clients or names one there is
+            none of, or asks for a model that does not exist (yet) or is not kept, or if its plan is
+            not its own; for 2**31 rows of data or more.
+    """
+    check_rows(data.indices.shape[-1])
+    check_schedule(schedule, len(data), int(state.round), np.asarray(state.history.version))
+    slots, rounds = padded(schedule)
+    run = _run_donated if donate else _run
+    # A Partial of a Partial equals no other one: every piece would compile.
+    round_fn = round_fn if isinstance(round_fn, Partial) else Partial(round_fn)
+    state, infos = run(round_fn, state, slots, jnp.asarray(rounds, jnp.int32), data)
+    # A copy: a view would keep the padding as long as somebody keeps the infos.
+    return state, jax.tree.map(lambda a: np.array(np.asarray(a)[:rounds]), infos)
+
+
+def check_rows(rows: int) -> None:
+    """Refuses data whose rows 32 bits cannot number."""
+    if rows >= 2**31:
+        raise ValueError(f"data: found {rows} rows, legal: under 2**31 at once, see stream_rounds")
+
+
+def padded(schedule: Schedule) -> tuple[Schedule, int]:
+    """The schedule's arrays on the device, filled up with rounds that do not count; the rounds."""
+    rounds = schedule.num_rounds
+    padding = max(-rounds % _ROUNDS_PADDED_TO, 0 if rounds else _ROUNDS_PADDED_TO)
+
+    def fill(a: np.ndarray) -> jax.Array:
+        a = np.asarray(a)
+        widths = [(0, padding), *[(0, 0)] * (a.ndim - 1)]
+        return jnp.asarray(np.pad(a, widths), bool if a.dtype == bool else jnp.int32)
+
+    # Of what says what it was made for, the unit of work alone is part of the program.
+    return jax.tree.map(fill, schedule.replace(time=None, num_clients=None)), rounds
+
+
+def check_schedule(
+    schedule: Schedule, num_clients: int, first_round: int, held: np.ndarray
+) -> None:
+    """Refuses a schedule that cannot be run; `held` is `history.version` before its first round.
+
+    Raises:
+        ValueError: if the schedule is malformed, was made for other clients or names one outside
+            0..num_clients-1, needs more models than the history holds or, in some round t, one from
+            before x_0, or has a plan that is not its own.
+    """
+    schedule.check()
+    check_clients(schedule, num_clients)
+    if schedule.read is None:
+        oldest = int(np.where(schedule.present, schedule.staleness, 0).max(initial=0))
+        if oldest >= len(held):
+            raise ValueError(
+                f"history_length: found {len(held)}, legal: at least {oldest + 1}, "
+                f"the schedule's largest staleness is {oldest}"
+            )
+    history_plan.check_versions(schedule.staleness, schedule.present, first_round)
+    if schedule.read is not None:
+        history_plan.check_plan(
+            schedule.read,
+            schedule.write,
+            schedule.staleness,
+            schedule.working(),
+            first_round,
+            held,
+        )
+
+
+def loop(
+    round_fn: RoundFn, state: State, slots: Schedule, rounds: jax.Array, data: FederatedData
+) -> tuple[State, Info]:
+    """A scan over the first `rounds` rows; traced, so the length is no part of the program."""
+    row = jax.tree.map(lambda a: a[0], slots)
+    info = jax.eval_shape(round_fn, state, row, data)[1]
+    infos = jax.tree.map(lambda a: jnp.zeros((slots.num_rounds, *a.shape), a.dtype), info)
+
+    def step(k: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
+        state, infos = carry
+        state, info = round_fn(state, jax.tree.map(lambda a: a[k], slots), data)
+        return state, jax.tree.map(lambda all_, one: all_.at[k].set(one), infos, info)
+
+    return jax.lax.fori_loop(0, rounds, step, (state, infos))
+
+
+_run = jax.jit(loop)
+_run_donated = jax.jit(loop, donate_argnums=1)

@@ -1,0 +1,57 @@
+"""A simulation: the first state and the round of one method, from one call."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import optax
+
+from ccfl_jax.algorithm.types import Aggregate, Normalise, Task, WorkUnit
+from ccfl_jax.engine.rounds import Local, RoundFn, build_round, init_state
+from ccfl_jax.engine.state import State
+
+
+class Simulation(NamedTuple):
+    """What `run_rounds` needs of a method.
+
+    Attributes:
+        init: `init(key, history_length=1) -> State`, the state before round 0, as `init_state`.
+        round: `round(state, slots, data) -> (state, info)`, as `build_round`.
+    """
+
+    init: Callable[..., State]
+    round: RoundFn
+
+
+def simulation(
+    task: Task,
+    server: optax.GradientTransformation,
+    local: Local | Callable[[jax.Array], Local] = 0.01,
+    batch_size: int = 20,
+    work_unit: WorkUnit | None = None,
+    normalise: Normalise = "steps",
+    aggregate: Aggregate | None = None,
+    lanes: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Simulation:
+    """`init_state` and `build_round` of one task, server and aggregation: they cannot disagree.
+
+        simulation = ccfl.simulation(task, ccfl.cc_fedams(0.02), local=0.01, batch_size=20)
+        state = simulation.init(jax.random.key(0), history_length=6)
+        state, info = ccfl.run_rounds(simulation.round, state, schedule, data)
+
+    Args:
+        task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh: as for
+            `build_round`.
+
+    Raises:
+        ValueError: as `build_round`.
+    """
+
+    def init(key: jax.Array, history_length: int = 1) -> State:
+        return init_state(task, server, key, history_length, aggregate)
+
+    round_fn = build_round(
+        task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh
+    )
+    return Simulation(init, round_fn)

@@ -1,0 +1,58 @@
+"""What a round takes from the one before, and what it tells."""
+
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from ccfl_jax.algorithm.model_history import History
+from ccfl_jax.algorithm.types import Params
+
+
+class State(NamedTuple):
+    """What the next round needs.
+
+    Attributes:
+        params: x_t.
+        server: the server's optax state.
+        history: past global models, x_t among them.
+        aggregate: the aggregator's state.
+        round: int32 scalar, t, the next round.
+        key: PRNG key, the same in every round; all local randomness derives from it.
+    """
+
+    params: Params
+    server: optax.OptState
+    history: History
+    aggregate: Any
+    round: jax.Array
+    key: jax.Array
+
+
+class Info(NamedTuple):
+    """What a person wants to see of a round; "returned" slots are present and did work.
+
+    Attributes:
+        train_loss: float32 scalar, mean over the counted slots of their local training loss; nan
+            when there is none.
+        train_metrics: name -> float32 scalar, the task's metrics in the same way.
+        participants: int32 scalar, slots counted in the pseudo-gradient.
+        rejected: int32 scalar, returned slots left out because of a non-finite upload.
+        finite: bool scalar, whether every number of x_{t+1} is finite.
+        present: bool `[slots]`, returned slots.
+        counted: bool `[slots]`, those of them that are part of the pseudo-gradient.
+        staleness: int32 `[slots]`, versions between download and use.
+        steps: int32 `[slots]`, local steps; 0 where absent.
+        samples: int32 `[slots]`, samples processed; 0 where absent.
+    """
+
+    train_loss: jax.Array
+    train_metrics: dict[str, jax.Array]
+    participants: jax.Array
+    rejected: jax.Array
+    finite: jax.Array
+    present: jax.Array
+    counted: jax.Array
+    staleness: jax.Array
+    steps: jax.Array
+    samples: jax.Array

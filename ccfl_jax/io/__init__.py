@@ -1,0 +1,1 @@
+"""Files: whole, locked, and read without trust."""

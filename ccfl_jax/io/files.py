@@ -1,0 +1,108 @@
+"""A folder that one process writes: files are whole, and nobody else's are overwritten."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import IO, Any
+
+LOCK, _UNFINISHED = "lock", ".tmp"
+
+
+def check_unused(folder: str | os.PathLike, own: Collection[str] | None = None) -> None:
+    """Refuses a folder for something new that holds anything already.
+
+    Args:
+        folder: a path, of a folder or of nothing yet.
+        own: names that may be in it, because they are to be overwritten; None: there may be none.
+
+    Raises:
+        OSError: naming what was found.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder}: found a file, legal: a new or an empty folder")
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    names = [name for name in names if name != LOCK]
+    if own is None and names:
+        raise FileExistsError(
+            f"{folder}: found a folder with content, legal: a new or an empty folder, resuming, or "
+            "overwriting"
+        )
+    foreign = [name for name in names if own is not None and not _is_own(name, own)]
+    if foreign:
+        raise FileExistsError(
+            f"{folder}: found {foreign[0]}, legal: to overwrite a folder of {', '.join(own)} alone"
+        )
+
+
+def clear(folder: str | os.PathLike, own: Collection[str]) -> None:
+    """Removes the files and folders named in `own`, and what was left of writing them."""
+    for name in os.listdir(folder):
+        path = Path(folder) / name
+        if _is_own(name, own):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], None]) -> None:
+    """Writes a file whole or not at all: whoever stops this leaves the old one or the new.
+
+    Args:
+        path: of the file.
+        write: writes what is to be in it to the file it is given.
+    """
+    temporary = Path(f"{os.fspath(path)}{_UNFINISHED}")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: str | os.PathLike, text: str) -> None:
+    """`write_whole` of a text."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def append_line(path: str | os.PathLike, line: str) -> None:
+    """Adds a line to a file, whole or not at all.
+
+    Raises:
+        OSError: if there is no room for all of it.
+    """
+    data = (line + "\n").encode()
+    with open(path, "ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(data) < len(data):
+                raise OSError(f"{os.fspath(path)}: found no room for a line of {len(data)} bytes")
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def as_json(data: bytes, path: str | os.PathLike) -> Any:
+    """The value of strict JSON that was read from `path`.
+
+    Raises:
+        ValueError: naming the file, if it is anything else.
+    """
+    try:
+        return json.loads(data.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{os.fspath(path)}: not readable as JSON ({reason})") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"found {name}, legal: numbers")
+
+
+def _is_own(name: str, own: Collection[str]) -> bool:
+    return name.removesuffix(_UNFINISHED) in own

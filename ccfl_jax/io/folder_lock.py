@@ -1,0 +1,70 @@
+"""The lock of a folder that one process writes."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from ccfl_jax.io.files import LOCK
+
+
+class Lock(NamedTuple):
+    """A folder held by this process.
+
+    Attributes:
+        release: lets it go; folders that were made for it and are still empty go too.
+        left_by: who held it last and ended without letting it go, or None.
+    """
+
+    release: Callable[[], None]
+    left_by: str | None
+
+
+def lock(folder: str | os.PathLike) -> Lock:
+    """Makes the folder where it is not there yet, and takes it for this process.
+
+    The file `lock` names the process while it lives. What counts is the lock that the system holds
+    on it: that is gone with the process, however it ended.
+
+    Raises:
+        OSError: naming the process that has the folder, or for a folder that cannot be made.
+    """
+    path = Path(folder) / LOCK
+    made = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = open(path, "a+")  # noqa: SIM115, it stays open as long as the lock is held
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = _owner(file)
+            file.close()
+            raise BlockingIOError(
+                f"{folder}: found in use by {owner}, legal: one process a folder"
+            ) from None
+        # Whoever let go in between has removed the file that was opened here.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            break
+        file.close()
+    left_by = _owner(file) or None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+
+    def release() -> None:
+        if not file.closed:
+            path.unlink(missing_ok=True)
+            file.close()
+            for parent in made:
+                if any(parent.iterdir()):
+                    break
+                parent.rmdir()
+
+    return Lock(release, left_by)
+
+
+def _owner(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read(200).strip()

@@ -1,0 +1,296 @@
+"""Tasks: a model and a kind of data, made into the three functions of a `Task`."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen, nnx
+
+from ccfl_jax.algorithm import tree_util
+from ccfl_jax.algorithm.types import Batch, Params, Task
+from ccfl_jax.data.image_transforms import scale
+
+# Names this module's draws, so that a model's own, as dropout, share none of them.
+_PREPARE_STREAM = 0x50524550
+
+
+def classification_task(
+    model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
+    input_shape: Sequence[int],
+    num_classes: int,
+    compute_dtype: Any = None,
+    prepare: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
+) -> Task:
+    """Single-label classification with softmax cross-entropy.
+
+    Batches hold "x" `[B, *input_shape]` (uint8 images are scaled to [0, 1] here, floats are taken
+    as they are) and "y" integer `[B]`, 0 <= y < num_classes. Padded rows may hold anything: before
+    `prepare` and the model see them they are replaced by the batch's first real row, so that
+    neither their values nor the derivatives at them can matter.
+
+    Metrics are "loss" and "accuracy". A label outside the range makes the loss nan (so the upload
+    is rejected, the metric nan); logits that are nan or infinite (-inf beside finite ones may be)
+    make the accuracy nan, never a lucky hit.
+
+    Args:
+        model: a Flax Linen module; or a function `rngs -> nnx.Module`; or an NNX module, whose own
+            parameters are then the initial model for every key. A Linen module that takes a
+            keyword `train` gets it, and the key as its "dropout" stream.
+        input_shape: shape of one sample.
+        num_classes: width of the model's output.
+        compute_dtype: a float dtype, as `jnp.bfloat16`, that parameters and inputs are rounded to
+            for the model alone; losses, gradients and all that is kept between steps stay in the
+            parameters' own. By default nothing is rounded.
+
+    Returns:
+        A `Task`.
+
+    Raises:
+        ValueError: if the model keeps statistics beside its parameters (BatchNorm), or its output
+            is not `[B, num_classes]`; the task's functions, for a "y" that is not as described.
+    """
+    init, apply, same = _functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
+
+    def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
+        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B]"), mask)
+        if prepare is not None:
+            x = prepare(x, None if key is None else jax.random.fold_in(key, _PREPARE_STREAM))
+        logits = apply(params, scale(x), key)
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        legal = (y >= 0) & (y < num_classes)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(legal, y, 0))
+        return _counted(losses, legal, mask), logits, y
+
+    def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, y: jax.Array) -> dict:
+        hits = jnp.where(_are_numbers(logits), logits.argmax(axis=-1) == y, jnp.nan)
+        count = mask.sum()
+        return {
+            "loss": (losses.sum(), count),
+            "accuracy": (jnp.where(mask, hits, 0.0).sum(), count),
+        }
+
+    return _task(init, rows, measure, same)
+
+
+def tags_task(
+    model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
+    input_shape: Sequence[int],
+    num_tags: int,
+    compute_dtype: Any = None,
+) -> Task:
+    r"""Tag prediction: any number of `num_tags` labels for a row, sigmoid cross-entropy.
+
+    Batches hold "x" int32 `[B, *input_shape]`, token ids as the model takes them, and "y" int32
+    `[B, T]`, the row's tags 0 <= y < num_tags in any order, with -1 as padding; a tag named twice
+    counts once. Padded rows may hold anything. With :math:`t_{bk} \in \{0, 1\}` for "row b has
+    tag k" and logits :math:`z_{bk}` the loss is
+
+    .. math:: \frac{1}{B} \sum_b \sum_k \log(1 + e^{z_{bk}}) - t_{bk} z_{bk}
+
+    summed over tags, averaged over rows. The federated tag-prediction baselines average over tags
+    and sum over rows instead: their loss is B / num_tags times ours, and so is the `local_lr` here
+    that takes the same step as theirs (100 there with B 100 and 500 tags is 20 here). The paper's
+    0.01 hardly moves this model.
+
+    Metrics are "loss" and "recall_at_5": of all true tags of all rows, the share that is among the
+    five highest logits of its row. On equal logits the lower tag goes first; with fewer than five
+    tags all are among them. It is nan where no row has a tag, or a row that counts has a logit that
+    is nan or inf. A tag outside the range makes the loss nan.
+
+    Args:
+        model: as for `classification_task`; its method `descend(params, x, slope)`, where it has
+            one, makes the step of plain SGD, `params - slope . d logits / d params`.
+        input_shape: shape of one sample, `(L,)` for texts of up to L tokens.
+        num_tags: width of the model's output.
+        compute_dtype: as for `classification_task`.
+
+    Returns:
+        A `Task`.
+
+    Raises:
+        ValueError: as `classification_task`, with `num_tags` for `num_classes`.
+
+    Source: the StackOverflow task of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
+    """
+    init, apply, same = _functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
+
+    def from_logits(logits: jax.Array, y: jax.Array, mask: jax.Array) -> tuple:
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        tagged = (y[:, :, None] == jnp.arange(num_tags)[None, None]).any(axis=1)
+        # Half the exponentials of optax.sigmoid_binary_cross_entropy, which allows soft labels.
+        losses = (jax.nn.softplus(logits) - jnp.where(tagged, logits, 0.0)).sum(axis=1)
+        legal = ((y >= -1) & (y < num_tags)).all(axis=1)
+        return _counted(losses, legal, mask), logits, tagged
+
+    def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
+        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B, T]"), mask)
+        return from_logits(apply(params, x, key), y, mask)
+
+    def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, tagged: jax.Array) -> dict:
+        _, best = jax.lax.top_k(logits, min(5, num_tags))  # of equals the lower index first
+        hits = jnp.take_along_axis(tagged, best, axis=1).sum(axis=1)
+        hits = jnp.where(_are_numbers(logits), hits, jnp.nan)
+        return {
+            "loss": (losses.sum(), mask.sum()),
+            "recall_at_5": (jnp.where(mask, hits, 0.0).sum(), (tagged & mask[:, None]).sum()),
+        }
+
+    def descend(
+        params: Params, batch: Batch, mask: jax.Array, key: jax.Array, rate: float
+    ) -> tuple[jax.Array, dict, Params]:
+        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B, T]"), mask)
+        logits = apply(params, x, key)
+        head = _task(None, lambda z, *_: from_logits(z, y, mask), measure, same=True)
+        seen, slope = jax.value_and_grad(head.observe, has_aux=True)(logits, batch, mask, key)
+        return *seen, model.descend(params, x, rate * slope)
+
+    task = _task(init, rows, measure, same)
+    own_step = same and hasattr(model, "descend")
+    return task._replace(descend=descend) if own_step else task
+
+
+def _task(init: Callable | None, rows: Callable, measure: Callable, same: bool) -> Task:
+    """The functions of a `Task`.
+
+    `rows(params, batch, mask, key)` gives losses `[B]`, zero where masked, and what else
+    `measure(mask, losses, ...)` makes metrics of; `same` is whether training and evaluation go
+    through the same model, whatever the key.
+    """
+
+    def mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
+        return losses.sum() / jnp.maximum(mask.sum(), 1)
+
+    def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
+        return mean(rows(params, batch, mask, key)[0], mask)
+
+    def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
+        return measure(mask, *rows(params, batch, mask, None))
+
+    def observe(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> tuple:
+        found = rows(params, batch, mask, key)
+        return mean(found[0], mask), measure(mask, *jax.lax.stop_gradient(found))
+
+    return Task(init, loss, metrics, observe if same else None)
+
+
+def _functions(
+    model: Any, input_shape: Sequence[int], dtype: Any, width: int, compute_dtype: Any
+) -> tuple[Callable, Callable, bool]:
+    """`init(key) -> params` and `apply(params, x, key) -> logits [B, width]` of a model.
+
+    And whether `apply` does the same with any key as with None, as in evaluation.
+    """
+    if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
+        raise ValueError(f"compute_dtype: found {compute_dtype!r}, legal: a float dtype or None")
+    example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
+    init, exact = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
+
+    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        if jnp.issubdtype(x.dtype, jnp.floating):  # and not token ids
+            x = optax.tree.cast(x, compute_dtype)
+        return exact(optax.tree.cast(params, compute_dtype), x, key)
+
+    params = jax.eval_shape(init, jax.random.key(0))
+
+    def trace(key: jax.Array | None) -> tuple:
+        run = jax.make_jaxpr(lambda params, x: apply(params, x, key), return_shape=True)
+        return run(params, example)
+
+    (evaluation, logits), (training, _) = trace(None), trace(jax.random.key(0))
+    if logits.shape != (2, width):
+        raise ValueError(f"model: found output {logits.shape}, legal: (2, {width}) for 2 rows")
+    return init, apply, str(evaluation) == str(training)
+
+
+def _linen(model: linen.Module, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable]:
+    takes_train = "train" in inspect.signature(type(model).__call__).parameters
+    example = jnp.zeros((1, *example.shape[1:]), example.dtype)
+
+    def call(train: bool) -> dict[str, bool]:
+        return {"train": train} if takes_train else {}
+
+    shapes = jax.eval_shape(lambda key: model.init(key, example, **call(False)), jax.random.key(0))
+    _refuse_statistics(sorted(set(shapes) - {"params"}))
+
+    @jax.jit  # the model's output is then never computed, which op by op takes a deep one seconds
+    def init(key: jax.Array) -> Params:
+        return model.init(key, example, **call(False))["params"]
+
+    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        rngs = None if key is None else {"dropout": key}
+        return model.apply({"params": params}, x, **call(key is not None), rngs=rngs)
+
+    return init, apply
+
+
+def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable]:
+    del example
+
+    def build(key: jax.Array) -> nnx.Module:
+        return model if isinstance(model, nnx.Module) else model(nnx.Rngs(key))
+
+    graph, shapes, streams, rest = nnx.split(
+        nnx.eval_shape(lambda: build(jax.random.key(0))), nnx.Param, nnx.RngState, ...
+    )
+    _refuse_statistics(sorted({type(v).__name__ for _, v in nnx.to_flat_state(rest)}))
+
+    def init(key: jax.Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(build(key), nnx.Param))
+
+    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        state = jax.tree.map(lambda a: a, shapes)  # a copy: the next line fills it in place
+        nnx.replace_by_pure_dict(state, params)
+        module = nnx.merge(
+            graph, state, _seeded(streams, jax.random.key(0) if key is None else key)
+        )
+        module.set_attributes(raise_if_not_found=False, deterministic=key is None)
+        return module(x)
+
+    return init, apply
+
+
+def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:
+    """The random streams of an NNX module, each restarted from its own part of `key`."""
+    leaves, structure = jax.tree.flatten(streams)
+    fresh = [
+        jax.random.fold_in(key, i)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else jnp.zeros(leaf.shape, leaf.dtype)
+        for i, leaf in enumerate(leaves)
+    ]
+    return structure.unflatten(fresh)
+
+
+def _refuse_statistics(found: list[str]) -> None:
+    if found:
+        raise ValueError(
+            f"model: found {', '.join(found)} beside its parameters, legal: parameters only; "
+            "statistics have no meaning between stale clients, use GroupNorm instead of BatchNorm"
+        )
+
+
+def _labels(y: jax.Array, shape: str) -> jax.Array:
+    """Labels in a dtype that holds every number they are compared with."""
+    if jnp.issubdtype(y.dtype, jnp.inexact) or y.ndim != shape.count(",") + 1:
+        raise ValueError(f"y: found {y.dtype} {y.shape}, legal: integers {shape}")
+    return tree_util.at_least_int32(y)
+
+
+def _counted(losses: jax.Array, legal: jax.Array, mask: jax.Array) -> jax.Array:
+    """Losses `[B]`: 0 where masked, and nan with derivatives that are nan where not legal."""
+    # A product: what a `where` leaves out would have the derivative 0, and so spoil no upload.
+    return jnp.where(mask, losses * jnp.where(legal, 1.0, jnp.nan), 0.0)
+
+
+def _are_numbers(logits: jax.Array) -> jax.Array:
+    """bool `[B]`: whether the greatest logit is a number; -inf is no mark of a broken model."""
+    return jnp.isfinite(logits.max(axis=-1))
+
+
+def _real(a: jax.Array, mask: jax.Array) -> jax.Array:
+    """`a` `[B, ...]` with rows outside `mask` replaced by the first inside it, else by zeros."""
+    first = jnp.where(mask.any(), a[mask.argmax()], jnp.zeros((), a.dtype))
+    return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, first)

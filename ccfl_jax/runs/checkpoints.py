@@ -1,0 +1,211 @@
+"""Checkpoints, on the host: kept by Orbax, and written while training goes on.
+
+One holds `state`, all that the next round needs; `infos`, what the rounds since the last row of the
+record brought; and `about`, strict JSON of whoever saves: in one file, of which every byte is under
+a checksum. Orbax is imported inside the functions because it takes most of a second.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ccfl_jax.engine.state import Info, State
+
+CHECKPOINTS = "checkpoints"
+_ITEM, _STATE, _INFOS = "run", "state.", "infos."
+
+
+class Saved(NamedTuple):
+    """What a checkpoint gives back.
+
+    Attributes:
+        state: where the run stood.
+        infos: the rounds since the last row of the record, stacked; None where there are none.
+        about: what was said of it when it was saved.
+    """
+
+    state: State
+    infos: Info | None
+    about: dict[str, Any]
+
+
+def open_checkpoints(folder: str | os.PathLike, keep: int = 2) -> Any:
+    """The Orbax `CheckpointManager` of `folder`, which keeps the newest `keep` and the best.
+
+    What a process that was killed left half-written is removed.
+    """
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint import checkpoint_managers as managers
+
+    from ccfl_jax.runs.array_file import ArrayFileHandler
+
+    best = managers.BestN(
+        get_metric_fn=lambda metrics: metrics["score"], n=1, keep_checkpoints_without_metrics=False
+    )
+    return ocp.CheckpointManager(
+        Path(folder).absolute() / CHECKPOINTS,
+        item_handlers={_ITEM: ArrayFileHandler()},
+        options=ocp.CheckpointManagerOptions(
+            preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
+            cleanup_tmp_directories=True,
+        ),
+    )
+
+
+def save(
+    checkpoints: Any,
+    state: State,
+    infos: Info | None = None,
+    about: Mapping[str, Any] | None = None,
+    score: float | None = None,
+) -> None:
+    """Saves `state` under its round; returns once it is copied, the disk gets it meanwhile.
+
+    Args:
+        checkpoints: as opened.
+        state: of a run, or those of trials at the same round, stacked.
+        infos: the rounds since the last row of the record, stacked NumPy arrays.
+        about: strict JSON, anything that going on needs besides.
+        score: by which the best checkpoint is kept; without one this is not the best.
+
+    Raises:
+        OSError: if this one, or the one before it, could not be written.
+    """
+    import orbax.checkpoint as ocp
+
+    from ccfl_jax.runs.array_file import ArrayFile
+
+    # Copies: the buffers are donated to the next rounds.
+    arrays = {_STATE + name: np.array(a) for name, a in _named(_with_raw_key(state)).items()}
+    if infos is not None:
+        arrays |= {_INFOS + name: np.array(a) for name, a in _named(infos._asdict()).items()}
+    file = ArrayFile(arrays, dict(about or {}))
+    metrics = None if score is None else {"score": float(score)}
+    try:
+        checkpoints.save(
+            int(np.max(state.round)), args=ocp.args.Composite(**{_ITEM: file}), metrics=metrics
+        )
+    except Exception as error:  # Orbax raises whatever the file system gave it
+        raise _not_written(checkpoints, error) from error
+
+
+def close(checkpoints: Any) -> None:
+    """Waits until all is on disk.
+
+    Raises:
+        OSError: if the last checkpoint could not be written.
+    """
+    try:
+        checkpoints.wait_until_finished()
+        checkpoints.close()
+    except Exception as error:
+        raise _not_written(checkpoints, error) from error
+
+
+def restore(
+    checkpoints: Any, like: State | Callable[[dict[str, Any]], State]
+) -> tuple[Saved | None, list[str]]:
+    """The newest checkpoint that is whole, None where there is none at all, and what is not whole.
+
+    One that is not whole (cut off, emptied, changed: its checksums tell) is removed: going on
+    comes by its round again.
+
+    Args:
+        checkpoints: as opened.
+        like: a state with the structure, shapes, dtypes and shardings wanted, or a function that
+            gives it for what is said of the checkpoint.
+
+    Returns:
+        What was saved, and a line for every newer checkpoint that was not whole.
+
+    Raises:
+        ValueError: naming a leaf that differs from `like` in presence, shape or dtype.
+        OSError: if there are checkpoints, but none is whole.
+    """
+    checkpoints.wait_until_finished()
+    broken = []
+    for number in sorted(checkpoints.all_steps(), reverse=True):
+        try:
+            arrays, about = _read(checkpoints, number)
+        except Exception as error:  # a damaged file can raise anything
+            broken.append(f"the checkpoint of round {number} is not whole ({_line(error)})")
+            continue
+        wanted = like(about) if callable(like) else like
+        saved = _saved(arrays, {**about, "round": number}, wanted, checkpoints.directory)
+        break
+    else:
+        if broken:
+            raise OSError(f"{checkpoints.directory}: found none that is whole: {broken[0]}")
+        return None, []
+    newer = [number for number in checkpoints.all_steps() if number > int(saved.about["round"])]
+    for number in newer:
+        checkpoints.delete(number)
+    return saved, broken
+
+
+def _read(checkpoints: Any, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    import orbax.checkpoint as ocp
+
+    from ccfl_jax.runs.array_file import ArrayFile
+
+    found = checkpoints.restore(number, args=ocp.args.Composite(**{_ITEM: ArrayFile()}))[_ITEM]
+    return found.arrays, found.about
+
+
+def _saved(arrays: dict[str, np.ndarray], about: dict[str, Any], like: State, place: Any) -> Saved:
+    """What was saved, its state like `like`; refuses one with other leaves."""
+    target = _with_raw_key(like)
+    saved = {n.removeprefix(_STATE): a for n, a in arrays.items() if n.startswith(_STATE)}
+    wanted = _named(target)
+    for name in sorted(saved.keys() | wanted.keys()):
+        found, legal = (_kind(part.get(name)) for part in (saved, wanted))
+        if found != legal:
+            raise ValueError(f"{place}, {name}: found {found}, legal: {legal}")
+    placed = [_placed(saved[name], leaf) for name, leaf in wanted.items()]
+    state = jax.tree.unflatten(jax.tree.structure(target), placed)
+    key = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(like.key))
+    return Saved(state._replace(key=key), _infos(arrays), about)
+
+
+def _infos(arrays: dict[str, np.ndarray]) -> Info | None:
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if name.startswith(_INFOS):
+            field, _, metric = name.removeprefix(_INFOS).partition(".")
+            if metric:
+                found.setdefault(field, {})[metric] = array
+            else:
+                found[field] = array
+    return Info(**{"train_metrics": {}, **found}) if found else None
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """Leaves by name, in their order in the tree."""
+    named, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in named}
+
+
+def _kind(leaf: Any) -> str | None:
+    return None if leaf is None else f"{leaf.dtype} {leaf.shape}"
+
+
+def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
+    """On the devices that `like` is on, of all processes."""
+    return jax.make_array_from_callback(array.shape, like.sharding, lambda place: array[place])
+
+
+def _with_raw_key(state: State) -> State:
+    # Files hold arrays of numbers only, not typed keys.
+    return state._replace(key=jax.random.key_data(state.key))
+
+
+def _not_written(checkpoints: Any, error: Exception) -> OSError:
+    return OSError(f"{checkpoints.directory}: a checkpoint could not be written ({_line(error)})")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,0 +1,259 @@
+"""The record of a run, on the host: the rows of its metrics.
+
+A run folder holds `config.json` (`config_file`), `metrics.jsonl` (one strict JSON object a line,
+rising in `round`), `schedule.npz`, `checkpoints/` and, once somebody drew them, `curves.png`; while
+a process works on it also `lock`. Nothing here runs inside a compiled program. Of several processes
+the first one writes.
+"""
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ccfl_jax.checks import one_line
+from ccfl_jax.io.files import append_line, as_json, replace_file
+from ccfl_jax.schedules.schedule import Schedule
+from ccfl_jax.engine.state import Info
+from ccfl_jax.algorithm.types import Params
+
+METRICS, SCHEDULE = "metrics.jsonl", "schedule.npz"
+
+_BLOWN_UP = 1000.0
+
+Row = dict[str, Any]  # a line of the metrics, by column
+
+
+class Run(NamedTuple):
+    """What of a run its rows need, the same for all of them.
+
+    Attributes:
+        schedule: from round 0 on.
+        model_bytes: those of one model's parameters.
+        max_rejected: more uploads left out than that make a run diverged too; None: any number.
+    """
+
+    schedule: Schedule
+    model_bytes: int
+    max_rejected: int | None = None
+
+
+def append_rows(folder: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Adds lines to `metrics.jsonl`, all or none; returns the rows as written.
+
+    What is not finite is None. Of trials that advance together each row names its `trial`.
+    """
+    plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    if jax.process_index() == 0 and plain:
+        lines = (json.dumps(row, allow_nan=False) for row in plain)
+        append_line(Path(folder) / METRICS, "\n".join(lines))
+    return plain
+
+
+def read_rows(folder: str | os.PathLike) -> list[Row]:
+    """The rows of `metrics.jsonl`; a last line that was cut off while it was written is left out.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if a line is not JSON.
+    """
+    path = Path(folder) / METRICS
+    lines = path.read_bytes().split(b"\n")
+    rows = [as_json(line, path) for line in lines[:-1]]  # a whole line ends in a newline
+    for row in rows:
+        if not isinstance(row, dict) or type(row.get("round")) is not int:
+            raise ValueError(f"{path}: found {one_line(str(row), 80)}, legal: a row with its round")
+    return rows
+
+
+def keep_rows(folder: str | os.PathLike, counts: Mapping[str, int]) -> list[list[Row]]:
+    """Cuts `metrics.jsonl` back to the first rows of each trial, and returns those of each.
+
+    Args:
+        folder: of the run, or of trials that advance together.
+        counts: how many rows of each trial; a run's own rows name none, and count as "".
+
+    Raises:
+        ValueError: if there are fewer, or their rounds do not rise.
+    """
+    path = Path(folder) / METRICS
+    found: dict[str, list[Row]] = {name: [] for name in counts}
+    kept = []
+    for row in read_rows(folder) if path.exists() else []:
+        trial = row.get("trial", "")
+        if len(found.get(trial, ())) < counts.get(trial, 0):
+            found[trial].append({name: value for name, value in row.items() if name != "trial"})
+            kept.append(row)
+    for name, rows in found.items():
+        if len(rows) < counts[name]:
+            raise ValueError(
+                f"{path}: found {len(rows)} rows, legal: {counts[name]}, as the checkpoint has it"
+            )
+        rounds = [row["round"] for row in rows]
+        if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
+            raise ValueError(f"{path}: found rounds {rounds}, legal: each above the one before")
+    text = "".join(json.dumps(row) + "\n" for row in kept)
+    if jax.process_index() == 0 and path.exists() and text != path.read_text():
+        replace_file(path, text)
+    return [*found.values()]
+
+
+def first_row(test: Mapping[str, float], compile_seconds: float, has_clock: bool = False) -> Row:
+    """The row of x_0: nothing was trained, so the training columns are None.
+
+    Args:
+        test, compile_seconds: as for `next_row`.
+        has_clock: whether the schedule has times: `virtual_time` is then 0, otherwise None.
+    """
+    finite = math.isfinite(test["loss"])
+    return {
+        "round": 0,
+        **{f"train_{name}": None for name in _metrics(test)},
+        **{f"test_{name}": test[name] for name in _metrics(test)},
+        "participants": None,
+        "rejected": None,
+        "rejected_clients": None,
+        "mean_staleness": None,
+        "mean_steps": None,
+        "client_updates": 0,
+        "samples": 0,
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "virtual_time": 0.0 if has_clock else None,
+        "seconds": 0.0,
+        "compile_seconds": compile_seconds,
+        "diverged": not finite,
+        "diverged_at": None if finite else 0,
+    }
+
+
+def next_row(
+    rows: Sequence[Row],
+    run: Run,
+    info: Info,
+    test: Mapping[str, float],
+    seconds: float,
+    compile_seconds: float | None,
+) -> Row:
+    """The row that follows `rows` after the rounds of `info` (stacked `[rounds, ...]`).
+
+    Args:
+        rows: those before, from the first on; their sums go on.
+        run: what stays the same.
+        info: the rounds since the last of them.
+        test: "loss" and the task's other metrics, of the model after them; nan where its numbers
+            are not finite, as `evaluate` has it.
+        seconds: how long those rounds took, without compilation and evaluation.
+        compile_seconds: for the first row that a process writes, otherwise None.
+
+    Returns:
+        `round`, the server updates made: the row describes x_round. Since the previous row:
+        `train_loss` and the other metrics, means over rounds of each round's unweighted mean over
+        the uploads that counted (rounds without any left out, None without such a round);
+        `participants` and `rejected`, sums over rounds; `rejected_clients`, client -> how often;
+        `mean_staleness` and `mean_steps`, over all slots that returned. Since round 0:
+        `client_updates` (slots that returned, rejected ones too), `samples` (useful: masked work
+        not counted) and `seconds`; `bytes_sent`, the clients' uploads: `client_updates` times one
+        model's parameters, and `bytes_received`, the downloads of the same slots, as many. What a
+        clock dropped fills no slot and is in neither: the clock's log has it. `virtual_time`:
+        seconds on the schedule's clock when the last round ended, None without a clock.
+
+        `diverged`: the model is not finite, its test loss is a thousand times that of x_0 (below 1,
+        or none, counts as 1; a run may come back from it), or too many uploads were left out;
+        `diverged_at`, since which round: the first after which the model was not finite, or that of
+        the first row in a series.
+    """
+    previous = rows[-1]
+    counted, left_out = np.asarray(info.participants) > 0, int(np.sum(info.rejected))
+    begin, done = previous["round"], previous["round"] + len(counted)
+    returned, clients = np.asarray(info.present), np.asarray(run.schedule.client)[begin:done]
+    updates = previous["client_updates"] + int(returned.sum())
+    limit = math.inf if run.max_rejected is None else run.max_rejected
+    rejected = left_out + _rejected(rows)
+    lost = not math.isfinite(test["loss"]) or rejected > limit
+    diverged = lost or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"] or 0.0, 1.0)
+    train = {**info.train_metrics, "loss": info.train_loss}
+    return {
+        "round": done,
+        **{f"train_{name}": _mean(train[name], counted) for name in _metrics(test)},
+        **{f"test_{name}": test[name] for name in _metrics(test)},
+        "participants": int(np.sum(info.participants)),
+        "rejected": left_out,
+        "rejected_clients": _counts(clients[returned & ~np.asarray(info.counted)]),
+        "mean_staleness": _mean(info.staleness, returned),
+        "mean_steps": _mean(info.steps, returned),
+        "client_updates": updates,
+        "samples": previous["samples"] + int(np.sum(info.samples, dtype=np.float64)),
+        "bytes_sent": updates * run.model_bytes,
+        "bytes_received": updates * run.model_bytes,
+        "virtual_time": None if run.schedule.time is None else float(run.schedule.time[done - 1]),
+        "seconds": previous["seconds"] + seconds,
+        "compile_seconds": compile_seconds,
+        "diverged": bool(diverged),
+        "diverged_at": _diverged_at(previous, info) if diverged else None,
+    }
+
+
+def has_failed(rows: Sequence[Row], max_rejected: int | None) -> bool:
+    """Whether a run with these rows should end: its model is lost, or too many uploads are.
+
+    Args:
+        rows: from the first on, at least one.
+        max_rejected: the uploads that may be left out in all; None: any number.
+    """
+    limit = math.inf if max_rejected is None else max_rejected
+    return rows[-1]["test_loss"] is None or _rejected(rows) > limit
+
+
+def _rejected(rows: Sequence[Row]) -> int:
+    return sum(row["rejected"] or 0 for row in rows)
+
+
+def score_name(row: Mapping[str, Any]) -> str:
+    """What a row calls the task's metric, the one besides the loss, as "accuracy"; or "score"."""
+    names = (n[5:] for n in row if n.startswith("test_") and n != "test_loss")
+    return next(names, "score")
+
+
+def score_text(row: Mapping[str, Any]) -> str:
+    """The task's metric in a row, for a person."""
+    name = score_name(row)
+    value = row[f"test_{name}"]
+    return f"test {name} " + ("not finite" if value is None else f"{value:.4f}")
+
+
+def model_bytes(params: Params) -> int:
+    """Bytes of all numbers of a pytree, uncompressed."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+def _metrics(test: Mapping[str, float]) -> list[str]:
+    """The metrics' names, the loss first."""
+    return ["loss", *sorted(test.keys() - {"loss"})]
+
+
+def _counts(clients: np.ndarray) -> dict[str, int]:
+    return {str(k): int(n) for k, n in zip(*np.unique(clients, return_counts=True), strict=True)}
+
+
+def _diverged_at(previous: Mapping[str, Any], info: Info) -> int:
+    finite, before = np.asarray(info.finite), previous["round"]
+    if previous.get("diverged_at") is not None:
+        return previous["diverged_at"]
+    return before + (len(finite) if finite.all() else int(np.argmin(finite)) + 1)
+
+
+def _mean(values: Any, where: np.ndarray) -> float | None:
+    return float(np.asarray(values, np.float64)[where].mean()) if where.any() else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | jax.Array | np.ndarray):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,93 @@
+"""The settings of a run, on the host: `config.json`, every resolved value and where it ran."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ccfl_jax.checks import one_line
+from ccfl_jax.io.files import as_json, replace_file
+
+CONFIG = "config.json"
+
+
+def write(folder: str | os.PathLike, config: Mapping[str, Any]) -> None:
+    """Writes `config.json`: the given values, and under "environment" the versions and devices."""
+    text = json.dumps({**config, "environment": environment()}, indent=2, allow_nan=False)
+    replace_file(Path(folder) / CONFIG, text + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions of the packages and the devices here."""
+    device = jax.devices()[0]
+    return {
+        "ccfl_jax": _version("ccfl_jax"),
+        "jax": jax.__version__,
+        "backend": device.platform,
+        "device": device.device_kind,
+        "devices": jax.device_count(),
+    }
+
+
+def check(folder: str | os.PathLike, config: Mapping[str, Any], free: Collection[str]) -> None:
+    """Refuses to go on with a run under another configuration.
+
+    Args:
+        folder: of the run.
+        config: what the run would go on with.
+        free: the fields that may differ.
+
+    Raises:
+        FileNotFoundError: if `folder` holds no run.
+        ValueError: naming every other field that differs, with both values.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder}: found no {CONFIG}, legal: the folder of an earlier run")
+    saved = as_json(path.read_bytes(), path)
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path}: found {one_line(str(saved), 80)}, legal: the settings of a run")
+    check_same(folder, saved, config, free)
+
+
+def check_same(
+    place: str | os.PathLike,
+    saved: Mapping[str, Any],
+    config: Mapping[str, Any],
+    free: Collection[str],
+) -> None:
+    """Refuses settings that differ from those saved in `place`, but for the fields in `free`.
+
+    Raises:
+        ValueError: naming every other field that differs, with both values.
+    """
+    names = (saved.keys() | config.keys()) - {"environment", *free}
+    differing = [
+        f"{name} {saved.get(name)!r} -> {config.get(name)!r}"
+        for name in sorted(names)
+        if saved.get(name) != config.get(name)
+    ]
+    if differing:
+        differing = one_line(", ".join(differing), 2000)
+        raise ValueError(
+            f"{place}: found another configuration ({differing}), legal: the same, "
+            f"except {', '.join(sorted(free))}"
+        )
+
+
+def digest(config: Mapping[str, Any], free: Collection[str]) -> str:
+    """SHA-256 of the settings as hexadecimal digits, without those in `free` and those of None."""
+    kept = {n: v for n, v in sorted(config.items()) if n not in free and v is not None}
+    return hashlib.sha256(json.dumps(kept, allow_nan=False).encode()).hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

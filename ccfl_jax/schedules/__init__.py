@@ -1,0 +1,1 @@
+"""Schedules: who fills the buffer, how stale, after how much work."""

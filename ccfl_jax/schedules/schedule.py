@@ -1,0 +1,287 @@
+"""Schedule: who fills each slot of the server's buffer, how stale, after how much local work.
+
+Everything that makes a run client-centric is laid down in these arrays before training starts, so a
+schedule can be drawn, saved, inspected and replayed under another server optimiser.
+"""
+
+import dataclasses
+import hashlib
+import os
+from typing import Any, get_args
+
+import numpy as np
+from jax.tree_util import register_dataclass
+
+from ccfl_jax.algorithm.types import WorkUnit
+from ccfl_jax.checks import check_whole, naming
+from ccfl_jax.io.files import write_whole
+from ccfl_jax.io.npz import read_npz
+from ccfl_jax.schedules import history_plan
+
+_FIELDS = {"client": np.int32, "staleness": np.int32, "work": np.int32, "present": np.bool_}
+_ARRAYS = (*_FIELDS, "time", "read", "write")
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+    """The decisions of a run, NumPy arrays `[rounds, slots]`; a pytree of its arrays.
+
+    Attributes:
+        client: int32, the client in the slot, 0 <= client < num_clients.
+        staleness: int32, s: it started from x_{t-s} in round t, 0 <= s <= t.
+        work: int32, local epochs or local steps, as `work_unit` says; 0 is no work.
+        present: bool, whether the slot holds an upload at all.
+        time: float64 `[rounds]`, seconds, when each round ended on a virtual clock, or None.
+        read: int32, the history slot of the model that the slot starts from, as `planned` gives it;
+            None where the history is a ring.
+        write: int32 `[rounds]`, the history slot that x_{t+1} goes to; what is none is dropped.
+        num_clients: how many clients it was made for, or None.
+        work_unit: what `work` counts, "epochs" or "steps"; None leaves it to `build_round`.
+    """
+
+    client: np.ndarray
+    staleness: np.ndarray
+    work: np.ndarray
+    present: np.ndarray
+    time: np.ndarray | None = None
+    read: np.ndarray | None = None
+    write: np.ndarray | None = None
+    # What it was made for: no leaves, so that schedules can be stacked and indexed as trees.
+    num_clients: int | None = dataclasses.field(default=None, metadata={"static": True})
+    work_unit: WorkUnit | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds."""
+        return np.shape(self.client)[0]
+
+    @property
+    def num_slots(self) -> int:
+        """The places of the server's buffer, m."""
+        return np.shape(self.client)[-1]
+
+    def replace(self, **changes: Any) -> "Schedule":
+        """The same with other fields, by name."""
+        return dataclasses.replace(self, **changes)
+
+    _replace = replace  # as NamedTuples, such as State, have it
+
+    def rounds(self, start: int, stop: int) -> "Schedule":
+        """The piece of rounds start <= t < stop; it has to be run from a state at round `start`.
+
+        Raises:
+            ValueError: unless 0 <= start <= stop <= number of rounds.
+        """
+        total = self.num_rounds
+        if not 0 <= start <= stop <= total:
+            raise ValueError(
+                f"rounds: found start {start}, stop {stop}, legal: 0 <= start <= stop <= {total}"
+            )
+        whole = {name: getattr(self, name) for name in _ARRAYS}
+        return self.replace(**{n: a[start:stop] for n, a in whole.items() if a is not None})
+
+    def history_slots(self) -> int:
+        """How many global models the history of `planned` holds: the most that are kept at once.
+
+        Raises:
+            ValueError: as `planned`.
+        """
+        self.check()
+        return history_plan.slots_needed(history_plan.last_reads(self.staleness, self.working()))
+
+    def planned(self) -> "Schedule":
+        """The same with `read` and `write`: a history that holds only what will still be read.
+
+        For a history of `history_slots()` models, where a ring would hold the largest staleness
+        + 1; the run is the same, bit for bit. The plan belongs to the whole schedule, run from
+        round 0 on: cut pieces from the result with `rounds`, change nothing else in it, and do not
+        go on with a longer schedule, whose plan is another one. `history_plan.plan` makes it.
+
+        Raises:
+            ValueError: if the schedule is malformed or asks for a model before x_0.
+        """
+        self.check()
+        read, write = history_plan.plan(self.staleness, self.working())
+        return self.replace(read=read, write=write)
+
+    def working(self) -> np.ndarray:
+        """bool `[rounds, slots]`: the slots that start from a model: present, and with work."""
+        return np.asarray(self.present) & (np.asarray(self.work) > 0)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes it to `path` as npz, under exactly that name; a plan is left out.
+
+        Beside the arrays `num_clients` (an int64) and `epochs` (a bool, the work unit), where they
+        are known. A plan in a file could not be trusted; making it again takes no time.
+        """
+        arrays = {name: getattr(self, name) for name in (*_FIELDS, "time", "num_clients")}
+        arrays["epochs"] = None if self.work_unit is None else self.work_unit == "epochs"
+        arrays = {name: np.asarray(a) for name, a in arrays.items() if a is not None}
+        write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+
+    def digest(self) -> str:
+        """SHA-256 of who, how stale, how much work and whether present, as hexadecimal digits."""
+        total = hashlib.sha256(repr(np.shape(self.client)).encode())
+        for name, dtype in _FIELDS.items():
+            total.update(np.ascontiguousarray(getattr(self, name), dtype))
+        return total.hexdigest()
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> "Schedule":
+        """Reads what `save` wrote; never unpickles.
+
+        The file is not trusted: its arrays together may unpack to 2^31 bytes.
+
+        Raises:
+            OSError: if there is no such file, or it cannot be read.
+            ValueError: if it is not such a file, or its arrays do not fit together.
+        """
+        with naming(f"schedule file {os.fspath(path)}"):
+            arrays = read_npz(path, [*_FIELDS], ["time", "num_clients", "epochs"])
+            scalars = _scalars(arrays.pop("num_clients", None), arrays.pop("epochs", None))
+            Schedule(**arrays, **scalars).check()
+        dtypes = {**_FIELDS, "time": np.float64}
+        arrays = {name: a.astype(dtypes[name]) for name, a in arrays.items()}
+        return Schedule(**arrays, **scalars)
+
+    def check(self) -> None:
+        """Refuses arrays that cannot be a schedule, whatever the data and the history.
+
+        Raises:
+            ValueError: for a shape, dtype or value that is not as the class describes it.
+        """
+        shape = np.shape(self.client)
+        if len(shape) != 2:
+            raise ValueError(f"client: found shape {shape}, legal: [rounds, slots]")
+        if (self.read is None) != (self.write is None):
+            found = "read" if self.write is None else "write"
+            raise ValueError(f"schedule: found {found} alone, legal: read and write, or neither")
+        for name in _ARRAYS:
+            if getattr(self, name) is not None:
+                own = shape[:1] if name in ("time", "write") else shape
+                _check_array(name, np.asarray(getattr(self, name)), own)
+        if self.num_clients is not None:
+            check_whole("num_clients", self.num_clients, 1, 2**31 - 1)
+            if np.max(self.client, initial=0) >= self.num_clients:
+                raise ValueError(
+                    f"num_clients: found {self.num_clients}, legal: more than the largest client, "
+                    f"{np.max(self.client)}"
+                )
+        if self.work_unit not in (None, *get_args(WorkUnit)):
+            raise ValueError(f"work_unit: found {self.work_unit!r}, legal: epochs, steps or None")
+
+    def stats(self, num_clients: int, steps: np.ndarray | None = None) -> dict[str, object]:
+        r"""What the schedule asks for, over present slots with work.
+
+        With :math:`K_{t,i}` the local steps, :math:`s_{t,i}` the staleness and S_t the counted
+        slots of round t, averaged over the rounds that have any (the theorem's constants, section 4
+        of the paper; its appendix drops the 1/m of the third), T rounds and c_j the slots that
+        client j fills:
+
+        .. math:: \phi_1 = \text{mean}_t \frac{1}{|S_t|}\sum K_{t,i}, \quad
+                  \phi_2 = \text{mean}_t \frac{1}{|S_t|}\sum K_{t,i}^2, \quad
+                  \phi_3 = \text{mean}_t \frac{1}{|S_t|}\sum \frac{1}{K_{t,i}}
+
+        .. math:: \tau_{max} = \max s_{t,i}, \quad \tau_{avg} = \text{mean}_{t,i}\, s_{t,i}, \quad
+                  p_j = \frac{|\{t : j \in S_t\}|}{T}, \quad
+                  n_{eff} = \frac{(\sum_j c_j)^2}{\sum_j c_j^2}
+
+        Args:
+            num_clients: n; every client id must be below it.
+            steps: `[rounds, slots]`, the local steps of each slot (`info.steps` of a run). Needed
+                for the theorem's constants where `work` counts epochs; without it they are in units
+                of work.
+
+        Returns:
+            `participation` int64 `[num_clients]`, c; `inclusion` float64 `[num_clients]`, p, the
+            share of rounds with the client in the buffer at least once (the theorem assumes m/n for
+            all); `effective_clients` float, n_eff, n where all fill as many slots; `staleness`
+            int64 `[tau_max + 1]`, how often each staleness occurs; `tau_max` int; `tau_avg`,
+            `phi_1`, `phi_2`, `phi_3` floats. Means of nothing and n_eff without any work are nan,
+            tau_max is then 0.
+
+        Raises:
+            ValueError: for a client id outside 0..num_clients-1, a schedule made for another number
+                of clients, or steps of another shape.
+        """
+        check_clients(self, num_clients)
+        work = np.asarray(self.work if steps is None else steps, np.float64)
+        if work.shape != self.work.shape:
+            raise ValueError(f"steps: found shape {work.shape}, legal: {self.work.shape}")
+        counted = self.present & (work > 0)
+        visits = np.bincount(self.client[counted], minlength=num_clients)
+        stale = np.bincount(self.staleness[counted], minlength=1)
+        # Each client once a round, without an array of rounds times clients.
+        ordered = np.sort(np.where(counted, self.client.astype(np.int64), -1), axis=1)
+        first = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
+        included = np.bincount(ordered[first], minlength=num_clients)
+        return {
+            "participation": visits,
+            "inclusion": _ratio(included, len(counted)),
+            "effective_clients": float(_ratio(visits.sum() ** 2, (visits**2).sum())),
+            "staleness": stale,
+            "tau_max": len(stale) - 1,
+            "tau_avg": float(_ratio(stale @ np.arange(len(stale)), stale.sum())),
+            **_work_constants(work, counted),
+        }
+
+
+def check_clients(schedule: Schedule, num_clients: int) -> None:
+    """Refuses a schedule that names a client there is none of, or was made for other clients.
+
+    Raises:
+        ValueError: with both numbers of clients, or the largest client id and the number.
+    """
+    if schedule.num_clients not in (None, num_clients):
+        raise ValueError(
+            f"schedule: found one made for {schedule.num_clients} clients, legal: one made for "
+            f"{num_clients}"
+        )
+    if schedule.client.size and schedule.client.max() >= num_clients:
+        raise ValueError(
+            f"schedule: found client {schedule.client.max()}, legal: 0 to {num_clients - 1} "
+            f"({num_clients} clients)"
+        )
+
+
+def _work_constants(work: np.ndarray, counted: np.ndarray) -> dict[str, float]:
+    """phi_1, phi_2 and phi_3 of `Schedule.stats`."""
+    rounds = counted.any(axis=1)
+    size = counted.sum(axis=1)[rounds]
+    k = np.where(counted, work, 1.0)[rounds]
+    means = [np.where(counted[rounds], term, 0.0).sum(axis=1) / size for term in (k, k**2, 1.0 / k)]
+    return {
+        f"phi_{i}": float(mean.mean()) if mean.size else float("nan")
+        for i, mean in enumerate(means, start=1)
+    }
+
+
+def _ratio(total: np.ndarray, count: int) -> np.ndarray:
+    """total / count, nan where the count is 0."""
+    return np.asarray(total) / count if count else np.full(np.shape(total), np.nan)
+
+
+def _scalars(num_clients: np.ndarray | None, epochs: np.ndarray | None) -> dict[str, object]:
+    """What a file says of its clients and its unit of work, as `Schedule` keeps them."""
+    for name, value, kinds in (("num_clients", num_clients, "iu"), ("epochs", epochs, "b")):
+        if value is not None and (value.shape or value.dtype.kind not in kinds):
+            legal = "one bool" if kinds == "b" else "one integer"
+            raise ValueError(f"{name}: found {value.dtype} {value.shape}, legal: {legal}")
+    return {
+        "num_clients": None if num_clients is None else int(num_clients),
+        "work_unit": None if epochs is None else "epochs" if epochs else "steps",
+    }
+
+
+def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Refuses what is not as `Schedule` describes it."""
+    kind = {"present": "bool", "time": "numbers"}.get(name, "integers")
+    kinds = {"bool": "b", "numbers": "fiu", "integers": "iu"}[kind]
+    if array.shape != shape or array.dtype.kind not in kinds:
+        like = " like client" if array.ndim == 2 and name != "time" else ""
+        raise ValueError(f"{name}: found {array.dtype} {array.shape}, legal: {kind} {shape}{like}")
+    if kind == "integers" and array.size and not 0 <= array.min() <= array.max() < 2**31:
+        raise ValueError(f"{name}: found {array.min()} to {array.max()}, legal: 0 to {2**31 - 1}")
+    if kind == "numbers" and not np.isfinite(array).all():
+        raise ValueError(f"{name}: found a number that is not finite, legal: finite ones")

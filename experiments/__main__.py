@@ -1,0 +1,45 @@
+"""The command `ccfl`: one word says which of the commands here it is.
+
+usage: ccfl COMMAND [--FLAG=VALUE ...]
+       ccfl COMMAND --help
+"""
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+from .config.command import REFUSED, asks_for_help, print_help
+from .config.flag import nearest
+
+
+def commands() -> list[str]:
+    """The names of the commands: every module beside this one."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return [one.name for one in found if not (one.ispkg or one.name.startswith("_"))]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line `argv`, by default this process's, and returns the exit code."""
+    argv = sys.argv if argv is None else argv
+    name, *rest = argv[1:] or ["--help"]
+    if asks_for_help(["ccfl", name]):
+        return print_help(_help_text())
+    if name not in commands():
+        near = nearest(name, commands())
+        print(f"ccfl: found {name!r:.300}, legal: {', '.join(commands())}{near}", file=sys.stderr)
+        return REFUSED
+    return _module(name).main([name, *rest])
+
+
+def _help_text() -> str:
+    lines = [f"  {name:14} {_module(name).__doc__.splitlines()[0]}" for name in commands()]
+    return "\n".join([__doc__.strip(), "", *lines])
+
+
+def _module(name: str):
+    return importlib.import_module(f".{name}", __package__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The ring against a plain list of models; slots that are none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ccfl_jax.algorithm import model_history
+
+
+def model(t):
+    return {"w": jnp.full((2,), float(t)), "b": {"c": jnp.float32(-t)}}
+
+
+@given(length=st.integers(1, 7), rounds=st.integers(0, 20))
+def test_reads_what_a_list_of_all_models_holds(length, rounds):
+    ring, models = model_history.init(model(0), length), [model(0)]
+    for t in range(rounds):
+        slot = model_history.ring_slot(jnp.int32(t + 1), length)
+        ring = model_history.write(ring, slot, model(t + 1), t + 1)
+        models.append(model(t + 1))
+    for slot, version in enumerate(ring.version.tolist()):
+        assert version == max((t for t in range(rounds + 1) if t % length == slot), default=-1)
+    for s in range(min(rounds, length - 1) + 1):
+        found = model_history.read(ring, model_history.ring_slot(jnp.int32(rounds - s), length))
+        for a, b in zip(*map(jax.tree.leaves, (found, models[rounds - s])), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_keeps_dtypes_and_length():
+    ring = model_history.init({"w": jnp.ones(3, jnp.bfloat16)}, 4)
+    assert model_history.length(ring) == 4
+    ring = model_history.write(ring, jnp.int32(1), {"w": jnp.zeros(3, jnp.bfloat16)}, 1)
+    assert ring.models["w"].dtype == jnp.bfloat16
+    assert ring.models["w"].shape == (4, 3)
+
+
+def test_length_below_one_is_refused():
+    with pytest.raises(ValueError, match="history_length: found 0, legal: a whole number"):
+        model_history.init(model(0), 0)
+
+
+@pytest.mark.parametrize("slot", [3, 4, 2**31 - 1])
+def test_a_slot_past_the_last_takes_nothing(slot):
+    """Clamped, the model would overwrite the one in slot 2."""
+    kept = model_history.init(model(5), 3)
+    for k in (1, 2):
+        kept = model_history.write(kept, jnp.int32(k), model(5 + k), k)
+    after = jax.jit(model_history.write)(kept, jnp.int32(slot), model(9), 9)
+    for a, b in zip(*map(jax.tree.leaves, (kept, after)), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,283 @@
+"""Availability: blocks that follow each other, models checked by hand, frequencies, masks."""
+
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ccfl_jax.clock import availability as there
+
+DAY = 86_400.0
+
+
+def blocks(model, seed, until):
+    """The blocks up to the one that ends after `until`."""
+    for block in model.changes(seed):
+        yield block
+        if block.end > until:
+            return
+
+
+def changes(model, until, seed=0):
+    """All changes before `until` as (time, client, available)."""
+    found = [
+        zip(*(a.tolist() for a in block[1:]), strict=True) for block in blocks(model, seed, until)
+    ]
+    return [change for block in found for change in block if change[0] < until]
+
+
+def available(model, times, seed=0):
+    """bool [times, clients]: the slow twin of `masks`, change by change from away."""
+    state, at, out = [False] * model.num_clients, 0, []
+    listed = changes(model, times[-1] + 1.0, seed)
+    for time in times:
+        while at < len(listed) and listed[at][0] <= time:
+            state[listed[at][1]] = listed[at][2]
+            at += 1
+        out.append(list(state))
+    return np.array(out)
+
+
+def check_blocks(model, seed, until):
+    state, end = np.zeros(model.num_clients, bool), 0.0
+    for block in blocks(model, seed, until):
+        _, time, client, what = block
+        assert (time.dtype, client.dtype, what.dtype) == ("f8", "i4", "?")
+        assert block.end > end and np.all((time >= end) & (time < block.end))
+        later, beside = np.diff(time), np.diff(client)
+        assert np.all((later > 0) | ((later == 0) & (beside > 0)))  # once per client and time
+        order = np.lexsort((time, client))
+        client, what = client[order], what[order]
+        first = np.diff(client, prepend=-1) > 0
+        before = np.where(first, state[client], np.roll(what, 1))
+        assert np.all(what != before)  # a real change, and at first from away
+        state[client] = what
+        end = block.end
+
+
+seconds = st.floats(20.0, 1e5)
+
+
+@st.composite
+def models(draw):
+    n = draw(st.integers(1, 6))
+
+    def each(values):
+        return np.array(draw(st.lists(values, min_size=n, max_size=n)))
+
+    kind = draw(
+        st.sampled_from(["always", "bernoulli", "cyclic", "diurnal", "markov", "label", "trace"])
+    )
+    if kind == "always":
+        return there.always(n)
+    if kind == "bernoulli":
+        return there.bernoulli(n, np.append(each(st.floats(0, 1))[1:], 0.5), draw(seconds))
+    if kind == "cyclic":
+        period = each(seconds)
+        share = each(st.sampled_from([0.01, 0.1, 1 / 3, 0.5, 0.98, 1.0]))
+        return there.cyclic(n, period, period * share, each(st.floats(-1e6, 1e6)))
+    if kind == "diurnal":
+        return there.diurnal(
+            each(st.integers(-12, 14)), draw(st.floats(0, 24)), draw(st.floats(1, 24))
+        )
+    if kind == "markov":
+        return there.markov(n, each(seconds), each(seconds))
+    if kind == "label":
+        return there.by_label(each(st.integers(0, 3)), 4, draw(seconds))
+    edges = [draw(st.lists(st.integers(0, 40), min_size=2, unique=True)) for _ in range(n)]
+    rows = [(c, *pair) for c, e in enumerate(edges) for pair in pairwise(sorted(e))]
+    rows = [row for k, row in enumerate(rows) if k == 0 or draw(st.booleans())]
+    client, start, stop = np.array(draw(st.permutations(rows))).T
+    return there.windows(
+        client, start, stop, np.array([max(e) for e in edges]) + each(st.sampled_from([0, 5]))
+    )
+
+
+@given(models(), st.integers(0, 2**32 - 1))
+def test_blocks_follow_each_other_and_changes_alternate(model, seed):
+    check_blocks(model, seed, 3e5)
+
+
+@given(models(), st.integers(0, 5), st.sampled_from([0.25, 7.0, 3600.0, 1e5]))
+def test_masks_agree_with_the_slow_twin(model, seed, step):
+    found = np.array(list(there.masks(model, seed, 6, step)))
+    assert found.dtype == bool
+    np.testing.assert_array_equal(found, available(model, np.arange(6) * step, seed))
+
+
+@pytest.mark.parametrize("model", [
+    there.bernoulli(30_000, 0.5, 60.0), there.markov(30_000, 90.0, 30.0), there.markov(1, 1.0, 2.0),
+    there.cyclic(40_000, 100.0, 30.0, np.arange(40_000) / 400.0),
+    there.windows(np.arange(40_000), np.arange(40_000) % 7, np.full(40_000, 8), [60] * 40_000),
+])  # fmt: skip
+def test_large_models_come_in_many_blocks(model):
+    until = 450.0 if model.num_clients > 1 else 200_000.0
+    assert sum(1 for _ in blocks(model, 1, until)) >= 3
+    check_blocks(model, 1, until)
+
+
+def test_everybody_is_there_at_once_and_stays():
+    assert changes(there.always(3), 10 * DAY) == [(0.0, c, True) for c in range(3)]
+
+
+def test_a_cycle_written_out():
+    """(t + phase) mod 10 < 4: phase 0 is there in [0, 4), phase 3 in [7, 11), phase 8 in [2, 6)."""
+    model = there.cyclic(4, 10.0, [4.0, 4.0, 4.0, 10.0], [0.0, 3.0, 8.0, 5.0])
+    assert changes(model, 12.5) == [
+        (0.0, 0, True), (0.0, 1, True), (0.0, 3, True), (1.0, 1, False), (2.0, 2, True),
+        (4.0, 0, False), (6.0, 2, False), (7.0, 1, True), (10.0, 0, True), (11.0, 1, False),
+        (12.0, 2, True),
+    ]  # fmt: skip
+
+
+def test_a_phase_that_rounds_to_a_whole_cycle_is_its_beginning():
+    assert np.mod(-1e-20, 10.0) == 10.0
+    listed = changes(there.cyclic(2, 10.0, [4.0, 10.0], -1e-20), 11.0)
+    assert listed == [(0.0, 0, True), (0.0, 1, True), (4.0, 0, False), (10.0, 0, True)]
+
+
+def test_nights_come_with_the_zone():
+    """From 22 h to 6 h local; at 0 UTC it is 0 h, 9 h and 17 h, so 22 h comes at 22, 13, 5 h."""
+    model = there.diurnal(np.array([0, 9, -7]))
+    hours = [(time / 3600, client, what) for time, client, what in changes(model, 23 * 3600.0)]
+    assert hours == [
+        (0.0, 0, True), (5.0, 2, True), (6.0, 0, False), (13.0, 1, True), (13.0, 2, False),
+        (21.0, 1, False), (22.0, 0, True),
+    ]  # fmt: skip
+    twin = [
+        [(t / 3600 + zone - 22) % 24 < 8 for zone in (0, 9, -7)] for t in np.arange(0, 3 * DAY, 600)
+    ]
+    np.testing.assert_array_equal(list(there.masks(model, 0, len(twin), 600.0)), twin)
+
+
+def test_labels_have_their_part_of_the_period():
+    labels = np.array([0, 1, 2, 2, 1])
+    found = np.array(list(there.masks(there.by_label(labels, 3, 12.0), 0, 50, 0.5)))
+    twin = [np.floor(3 * (t % 12.0) / 12.0) == labels for t in np.arange(50) * 0.5]
+    np.testing.assert_array_equal(found, twin)
+
+
+def test_a_trace_is_replayed_modulo_each_clients_period():
+    """Client 0: [5, 10) and [0, 2) of 10, one visit over the turn; client 1: [1, 3) of 4."""
+    model = there.windows([0, 1, 0, 1], [5, 2, 0, 1], [10, 3, 2, 2], [10, 4, 7])
+    assert model.num_clients == 3
+    assert changes(model, 13.0) == [
+        (0.0, 0, True), (1.0, 1, True), (2.0, 0, False), (3.0, 1, False), (5.0, 0, True),
+        (5.0, 1, True), (7.0, 1, False), (9.0, 1, True), (11.0, 1, False), (12.0, 0, False),
+    ]  # fmt: skip
+    whole = there.windows([0, 0], [0, 3], [3, 6], [6])
+    assert changes(whole, 1e6) == [(0.0, 0, True)]
+
+
+def test_bernoulli_frequencies():
+    """4,000 independent draws for each p: five standard errors, 8 in ten million for the set."""
+    p = np.array([0.0, 0.05, 0.3, 0.5, 0.9, 1.0])
+    drawn = np.array(list(there.masks(there.bernoulli(6, p, 60.0), 7, 4000, 60.0)), float)
+    bound = 5 * np.sqrt(p * (1 - p) / 4000)
+    assert np.all(abs(drawn.mean(axis=0) - p) <= bound)
+    # Anew in each period, and for each client: products of neighbours have mean p^2 and p q.
+    later = (drawn[1:, 1:5] * drawn[:-1, 1:5]).mean(axis=0)
+    beside = (drawn[:, 1:4] * drawn[:, 2:5]).mean(axis=0)
+    for product, mean in ((later, p[1:5] ** 2), (beside, p[1:4] * p[2:5])):
+        assert np.all(abs(product - mean) <= 5 * np.sqrt(3 * mean / 4000))  # its neighbours overlap
+
+
+def test_markov_is_stationary_with_its_covariance():
+    """40,000 independent clients: q at 0 and later, and q (1 - q) exp(-lag (1/on + 1/off))."""
+    n, on, off = 40_000, 30.0, 60.0
+    seen = np.array(list(there.masks(there.markov(n, on, off), 11, 25, 7.0)), float)
+    q = on / (on + off)
+    assert np.all(abs(seen.mean(axis=1) - q) <= 5 * np.sqrt(q * (1 - q) / n))
+    for lag in (1, 3, 8, 24):
+        expected = q * (1 - q) * np.exp(-7.0 * lag * (1 / on + 1 / off))
+        found = ((seen[0] - q) * (seen[lag] - q)).mean()
+        assert abs(found - expected) <= 5 * 0.25 / np.sqrt(
+            n
+        )  # the product's deviation is below 1/4
+
+
+def test_markov_holds_each_state_for_its_mean():
+    """An exponential time's standard deviation is its mean, and P(time > 2 means) = exp(-2)."""
+    block = next(iter(there.markov(1, 0.3, 0.8).changes(5)))
+    held, what = np.diff(block.time), block.available[:-1]
+    for times, mean in ((held[what], 0.3), (held[~what], 0.8)):
+        assert times.size > 20_000
+        assert abs(times.mean() / mean - 1) < 5 / np.sqrt(times.size)
+        assert abs((times > 2 * mean).mean() - np.exp(-2)) < 5 * np.sqrt(0.117 / times.size)
+
+
+def test_rates_are_each_clients_own():
+    model = there.markov(3, [1.0, 10.0, 100.0], [1.0, 10.0, 100.0])
+    found = np.bincount([client for _, client, _ in changes(model, 50_000.0)], minlength=3)
+    # Changes are a Poisson process of rate 1 / mean: five standard deviations.
+    expected = 50_000.0 / np.array([1.0, 10.0, 100.0])
+    assert np.all(abs(found - expected) < 5 * np.sqrt(expected) + 1)
+
+
+@pytest.mark.parametrize("model", [there.bernoulli(20, 0.4, 60.0), there.markov(20, 50.0, 90.0)])
+def test_a_seed_gives_its_blocks(model):
+    first, again, other = (list(islice(model.changes(seed), 3)) for seed in (3, 3, 4))
+    for a, b in zip(first, again, strict=True):
+        assert a.end == b.end and all(map(np.array_equal, a[1:], b[1:]))
+    assert not np.array_equal(first[0].time, other[0].time)
+
+
+def test_generators_are_named_and_distinct(monkeypatch):
+    made, build = [], np.random.default_rng
+    monkeypatch.setattr(
+        np.random, "default_rng", lambda seed: made.append(tuple(seed)) or build(seed)
+    )
+    for model in (
+        there.bernoulli(2, 0.5, 1.0),
+        there.markov(2, 1.0, 1.0),
+        there.cyclic(2, 2.0, 1.0),
+    ):
+        next(iter(model.changes(9)))
+    assert len(set(made)) == len(made) == 2 and all(entropy[0] == 9 for entropy in made)
+
+
+def test_masks_are_ones_own():
+    found = list(there.masks(there.always(2), 0, 2, 1.0))
+    found[0][:] = False
+    assert found[1].all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: there.always(0), "num_clients: found 0, legal: a whole number from 1"),
+        (lambda: there.bernoulli(2, 1.5, 1.0), "p: found 1.5, legal: 0.0 to 1.0"),
+        (lambda: there.bernoulli(2, [0.5, np.nan], 1.0), "p: found nan, legal"),
+        (lambda: there.bernoulli(2, [0.5] * 3, 1.0), "p: found float64 (3,), legal: numbers of sh"),
+        (lambda: there.bernoulli(2, 0.0, 1.0), "p: found 0 for every client, legal: above 0"),
+        (lambda: there.bernoulli(2, 0.5, 0.0), "period: found 0.0, legal: a finite number"),
+        (lambda: there.cyclic(2, 10.0, 11.0), "on: found 11.0 of a period of 10.0, legal: the"),
+        (lambda: there.cyclic(2, 10.0, 0.0), "on: found 0.0, legal: 0.001 to"),
+        (lambda: there.cyclic(2, 10.0, 5.0, np.inf), "phase: found inf, legal: "),
+        (lambda: there.diurnal(3), "zones: found shape (), legal: [clients]"),
+        (lambda: there.diurnal(np.array([99])), "zones: found 99, legal: -24.0 to 24.0"),
+        (lambda: there.diurnal(np.array([0]), hours=25), "hours: found 25, legal: 0.001 to 24.0"),
+        (lambda: there.markov(2, 0.0, 1.0), "mean_on: found 0.0, legal: 0.001 to"),
+        (lambda: there.markov(2, 1.0, "a"), "mean_off: found <U1 (), legal: numbers"),
+        (lambda: there.by_label(np.array([0, 3]), 3, 1.0), "labels: found 0 to 3, legal: 0 to 2"),
+        (lambda: there.by_label(np.array([0.5]), 3, 1.0), "labels: found float64 (1,), legal: int"),
+        (lambda: there.windows([], [], [], [1.0]), "client: found float64 (0,), legal: some int"),
+        (lambda: there.windows([1], [0], [1], [1]), "client: found 1 to 1, legal: 0 to 0"),
+        (lambda: there.windows([0], [0], [2], [1]), "window of client 0: found [0.0, 2.0) of a p"),
+        (lambda: there.windows([0], [1], [1], [2]), "window of client 0: found [1.0, 1.0) of a p"),
+        (lambda: there.windows([0, 0], [0, 1], [2, 3], [4]), "window of client 0: found [0.0, 2."),
+        (lambda: there.windows([0], [-1], [1], [1]), "start: found -1, legal: 0.0 to"),
+        (lambda: there.windows([0], [0], [np.nan], [1]), "stop: found nan, legal: 0.0 to"),
+        (lambda: there.windows([0], [0, 1], [1], [1]), "windows: found shapes [(1,), (2,), (1,),"),
+        (lambda: there.masks(there.always(1), 0, -1, 1.0), "rounds: found -1, legal: "),
+        (lambda: there.masks(there.always(1), 0, 1, 0.0), "seconds: found 0.0, legal: a finite n"),
+        (lambda: there.masks(there.always(1), -1, 1, 1.0), "seed: found -1, legal: a whole num"),
+        (lambda: there.always(1).changes(2**32), "seed: found 4294967296, legal: a whole number"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_named(call, message):
+    with pytest.raises(ValueError) as refused:
+        call()
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)

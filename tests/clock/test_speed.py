@@ -1,0 +1,330 @@
+"""Device speeds: each distribution against its formula, populations, work that goes with speed."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.special import erf, gammainc
+from scipy.stats import spearmanr
+
+from ccfl_jax.clock import speed
+
+DRAWS = 100_000
+# Dvoretzky, Kiefer, Wolfowitz: P(sup |F_n - F| > d) <= 2 exp(-2 n d^2), for any F. Here 1e-9.
+KOLMOGOROV = math.sqrt(math.log(2 / 1e-9) / (2 * DRAWS))
+
+
+def below(x):
+    return np.nextafter(x, -np.inf)
+
+
+def distance(values, cdf):
+    """sup |F_n - F| over the line: beside a jump of F_n, before it and at it."""
+    at, counts = np.unique(values, return_counts=True)
+    reached = np.cumsum(counts) / len(values)
+    before = np.concatenate([[0.0], reached[:-1]])
+    return max(np.abs(reached - cdf(at)).max(), np.abs(before - cdf(below(at))).max())
+
+
+def uniform_cdf(low, high):
+    return lambda x: np.clip((x - low) / (high - low), 0, 1)
+
+
+def log_normal_cdf(mu, sigma, scale):
+    z = lambda x: (np.log(np.maximum(x, 1e-300) / scale) - mu) / sigma  # noqa: E731
+    return lambda x: 0.5 + 0.5 * erf(z(x) / math.sqrt(2))
+
+
+def pareto_cdf(shape, least, most):
+    return lambda x: np.where(
+        x < least, 0, np.where(x >= most, 1, 1 - (least / np.maximum(x, least)) ** shape)
+    )
+
+
+def classes(shares, ranges):
+    """Distribution function and mean of a mixture of uniform ones."""
+    parts = [uniform_cdf(*pair) for pair in ranges]
+    cdf = lambda x: sum(p * part(x) for p, part in zip(shares, parts, strict=True))  # noqa: E731
+    return cdf, float(np.dot(shares, np.mean(ranges, axis=1)))
+
+
+def class_shares(s):
+    """Coordinates of Dir(3s, 2s, s) are Gamma(3s), Gamma(2s), Gamma(s) over their sum."""
+    shapes = [3 * s, 2 * s, s]
+
+    def largest(k):
+        first, second = (shape for j, shape in enumerate(shapes) if j != k)
+        density = lambda x: x ** (shapes[k] - 1) * np.exp(-x) / math.gamma(shapes[k])  # noqa: E731
+        return quad(lambda x: density(x) * gammainc(first, x) * gammainc(second, x), 0, np.inf)[0]
+
+    return [largest(k) for k in range(3)]
+
+
+MILD = ((1, 2), (3, 5), (5, 8))
+LARGE = ((1, 2), (3, 5), (50, 80))
+# For s = 1, with P(Gamma(k) < x) = 1 - e^-x (1 + ... + x^(k-1) / (k-1)!), term by term.
+SHARES = (275 / 432, 123 / 432, 34 / 432)
+DISTRIBUTIONS = {
+    "constant": (speed.constant(0.7), lambda x: x >= 0.7, 0.7),
+    "zero": (speed.constant(0), lambda x: x >= 0, 0.0),
+    "uniform": (speed.uniform(1.5, 4), uniform_cdf(1.5, 4), 2.75),
+    "exponential": (speed.exponential(3), lambda x: 1 - np.exp(-x / 3), 3.0),
+    "FedScale": (speed.log_normal(), log_normal_cdf(1, 0.6, 0.005), 0.005 * math.exp(1.18)),
+    "log_normal": (speed.log_normal(-1, 0.3, 2), log_normal_cdf(-1, 0.3, 2), 2 * math.exp(-0.955)),
+    "FedBuff": (speed.half_normal(), lambda x: erf(x / math.sqrt(2)), math.sqrt(2 / math.pi)),
+    "half_normal": (
+        speed.half_normal(0.5, 2),
+        lambda x: erf(np.maximum(x - 2, 0) / 0.5 / math.sqrt(2)),
+        2 + 0.5 * math.sqrt(2 / math.pi),
+    ),
+    # The mean is the integral of P(X > x): least + the integral of (least / x)^shape up to most.
+    "Plato": (speed.pareto(), pareto_cdf(1, 1, 60), 1 + math.log(60)),
+    "pareto": (speed.pareto(2, 0.5, 3), pareto_cdf(2, 0.5, 3), 0.5 + 0.25 * (1 / 0.5 - 1 / 3)),
+    "mild": (speed.three_classes(), *classes(SHARES, MILD)),
+    "large": (speed.three_classes(ranges=speed.LARGE), *classes(SHARES, LARGE)),
+    "fewer slow": (speed.three_classes(2), *classes(class_shares(2), MILD)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_follow_their_formulas(name):
+    distribution, cdf, mean = DISTRIBUTIONS[name]
+    values = distribution(np.random.default_rng([0, 1]), DRAWS)
+    assert values.shape == (DRAWS,) and values.dtype == np.float64
+    assert distance(values, cdf) <= KOLMOGOROV
+    assert abs(values.mean() - mean) <= 5 * values.std() / math.sqrt(DRAWS) + 1e-12 * mean
+    again = distribution(np.random.default_rng([0, 1]), DRAWS)
+    np.testing.assert_array_equal(values, again)
+
+
+def test_the_bound_tells_distributions_apart():
+    """Each sample is refused by every other formula, so none of these bounds is idle."""
+    for name, (distribution, _, _) in DISTRIBUTIONS.items():
+        values = distribution(np.random.default_rng([0, 1]), DRAWS)
+        near = {k for k, (_, cdf, _) in DISTRIBUTIONS.items() if distance(values, cdf) < 0.015}
+        assert near == {name}
+
+
+def test_shares_of_the_classes():
+    np.testing.assert_allclose(class_shares(1), SHARES, rtol=1e-9)
+
+
+def test_pareto_is_clipped_and_not_drawn_again():
+    values = speed.pareto(1, 1, 4)(np.random.default_rng(2), DRAWS)
+    at_most = (values == 4).mean()
+    assert values.max() == 4 and abs(at_most - 1 / 4) < 5 * math.sqrt(3 / 16 / DRAWS)
+
+
+def refused(call, message):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: speed.constant(-1), "value: found -1, legal: a finite number >= 0"),
+        (lambda: speed.constant(True), "value: found True, legal: a finite number >= 0"),
+        (lambda: speed.constant("1"), "value: found '1', legal: a finite number >= 0"),
+        (lambda: speed.constant(math.inf), "value: found inf, legal: a finite number >= 0"),
+        (lambda: speed.uniform(-1, 1), "low: found -1, legal: a finite number >= 0"),
+        (lambda: speed.uniform(2, 1), "high: found 1, legal: a finite number >= 2"),
+        (lambda: speed.exponential(0), "mean: found 0, legal: a finite number > 0"),
+        (lambda: speed.log_normal(math.nan), "mu: found nan, legal: a finite number"),
+        (lambda: speed.log_normal(sigma=0), "sigma: found 0, legal: a finite number > 0"),
+        (lambda: speed.log_normal(scale=-1), "scale: found -1, legal: a finite number > 0"),
+        (lambda: speed.half_normal(-2), "sigma: found -2, legal: a finite number > 0"),
+        (lambda: speed.half_normal(1, -2), "least: found -2, legal: a finite number >= 0"),
+        (lambda: speed.pareto(0), "shape: found 0, legal: a finite number > 0"),
+        (lambda: speed.pareto(1, 0), "least: found 0, legal: a finite number > 0"),
+        (lambda: speed.pareto(1, 1, math.inf), "most: found inf, legal: a finite number >= 1"),
+        (lambda: speed.pareto(1, 2, 1), "most: found 1, legal: a finite number >= 2"),
+        (lambda: speed.three_classes(0), "concentration: found 0, legal: a finite number > 0"),
+        (lambda: speed.three_classes(1, ((1, 2),)),
+         "ranges: found ((1, 2),), legal: three pairs (low, high)"),
+        (lambda: speed.three_classes(1, ((1, 2), (3, 4), (5,))),
+         "ranges: found ((1, 2), (3, 4), (5,)), legal: three pairs (low, high)"),
+        (lambda: speed.three_classes(1, ((1, 2), (3, 2), (5, 8))),
+         "high of ranges: found 2, legal: a finite number >= 3"),
+    ],
+)  # fmt: skip
+def test_bad_parameters_are_refused(call, message):
+    refused(call, message)
+
+
+def test_devices_have_streams_of_their_own():
+    law = speed.exponential(1)
+    drawn = speed.draw_devices(3, 50, law, law, law, task=law, extra=law)
+    for name in ("step", "download", "upload"):
+        assert getattr(drawn, name).shape == (50,) and getattr(drawn, name).dtype == np.float64
+    assert drawn.task is law and drawn.extra is law
+    arrays = np.stack(drawn[:3])
+    assert len(np.unique(arrays)) == 150
+    other = speed.draw_devices(3, 50, law, speed.pareto(), law)
+    np.testing.assert_array_equal(other.step, drawn.step)
+    np.testing.assert_array_equal(other.upload, drawn.upload)
+    assert (speed.draw_devices(4, 50, law).step != drawn.step).all()
+
+
+def test_devices_take_no_time_that_is_not_asked_for():
+    drawn = speed.draw_devices(0, 4, speed.constant(2))
+    np.testing.assert_array_equal(drawn.step, np.full(4, 2.0))
+    np.testing.assert_array_equal(np.stack(drawn[1:3]), np.zeros((2, 4)))
+    assert drawn.task is None and drawn.extra is None
+    drawn.check()
+
+
+def devices(**changes):
+    zeros = {name: np.zeros(2) for name in ("step", "download", "upload")}
+    return speed.Devices(**{**zeros, **changes})
+
+
+def from_law(values):
+    return lambda: speed.draw_devices(0, 2, lambda rng, size: np.array(values))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: speed.draw_devices(-1, 2, speed.constant(1)),
+         "seed: found -1, legal: a whole number from 0 to 4294967295"),
+        (lambda: speed.draw_devices(0, 0, speed.constant(1)),
+         "num_clients: found 0, legal: a whole number from 1 to 2147483647"),
+        (lambda: speed.draw_devices(0, 2.0, speed.constant(1)),
+         "num_clients: found 2.0, legal: a whole number from 1 to 2147483647"),
+        (from_law([1.0]), "step: found float64 (1,), legal: numbers (2,)"),
+        (from_law([True, False]), "step: found bool (2,), legal: numbers (2,)"),
+        (from_law([1.0, math.nan]), "step: found nan, legal: finite numbers >= 0"),
+        (from_law([1.0, -0.5]), "step: found -0.5, legal: finite numbers >= 0"),
+        (lambda: speed.draw("task", speed.log_normal(800), np.random.default_rng(0), 3),
+         "task: found inf, legal: finite numbers >= 0"),
+        (devices(step=np.zeros(0)).check, "step: found no client, legal: at least one"),
+        (devices(upload=np.zeros(3)).check, "upload: found float64 (3,), legal: numbers (2,)"),
+        (devices(download=np.array([0, -1])).check,
+         "download: found -1, legal: finite numbers >= 0"),
+        (lambda: speed.slowness([]), "seconds: found no client, legal: at least one"),
+        (lambda: speed.slowness([[1.0]]), "seconds: found float64 (1, 1), legal: numbers (1,)"),
+        (lambda: speed.slowness([math.inf]), "seconds: found inf, legal: finite numbers >= 0"),
+    ],
+)  # fmt: skip
+def test_bad_devices_are_refused(call, message):
+    refused(call, message)
+
+
+def test_slowness_is_the_share_that_is_faster_and_the_share_not_slower():
+    expected = [[0.25, 0.75], [0, 0.25], [0.25, 0.75], [0.75, 1]]
+    np.testing.assert_array_equal(speed.slowness(np.array([2, 1, 2, 7])), expected)
+
+
+TIED = np.array([3.0, 1.0, 1.0, 5.0, 1.0, 9.0, 2.0])
+
+
+@pytest.mark.parametrize("correlation", [-1, -0.6, 0, 0.3, 1])
+@pytest.mark.parametrize("seconds", [TIED, np.ones(7)], ids=["unequal", "equal"])
+def test_work_is_uniform_over_the_population(seconds, correlation):
+    """7 clients do not divide into 4 amounts, and some tie. Chi-square within 5 sigmas of 3."""
+    clients = np.tile(np.arange(7), 20_000)
+    rng = np.random.default_rng([5, 1])
+    work = speed.correlated_work(rng, speed.slowness(seconds), clients, 4, correlation)
+    counts = np.bincount(work, minlength=5)[1:]
+    assert work.shape == clients.shape and work.dtype == np.int32 and counts.sum() == work.size
+    expected = work.size / 4
+    assert ((counts - expected) ** 2 / expected).sum() < 3 + 5 * math.sqrt(2 * 3)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 1.0])
+def test_work_that_nothing_tells_apart_is_the_same_for_all(correlation):
+    """Without correlation, or without slower clients: no client's work is another law's."""
+    seconds = TIED if correlation == 0 else np.ones(7)
+    clients = np.tile(np.arange(7), 20_000)
+    rng = np.random.default_rng([6, 1])
+    work = speed.correlated_work(rng, speed.slowness(seconds), clients, 4, correlation)
+    table = np.bincount(clients * 4 + work - 1, minlength=28)
+    freedom, expected = 28 - 7, 20_000 / 4  # each client's total is given
+    square = ((table - expected) ** 2 / expected).sum()
+    assert square < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("correlation", [-1, -0.8, -0.3, 0, 0.3, 0.8, 1])
+def test_rank_correlation_is_that_of_the_copula(correlation):
+    """Spearman's 6 / pi arcsin(c / 2), within 5 / sqrt(n), its deviation at c = 0."""
+    rng = np.random.default_rng([7, 1])
+    seconds = rng.permutation(1000) + 1.0
+    clients = np.tile(np.arange(1000), 100)
+    work = speed.correlated_work(rng, speed.slowness(seconds), clients, 10**6, correlation)
+    found = spearmanr(seconds[clients], work).statistic
+    assert abs(found - 6 / math.pi * math.asin(correlation / 2)) < 5 / math.sqrt(len(clients))
+
+
+def test_full_correlation_orders_the_work():
+    """As many amounts as speeds: the client of rank r has U in [r / n, (r + 1) / n]."""
+    seconds = np.array([4.0, 1.0, 3.0, 2.0, 5.0])
+    for correlation, expected in ((1, [4, 1, 3, 2, 5]), (-1, [2, 5, 3, 4, 1])):
+        clients = np.tile(np.arange(5), (1000, 1))
+        rng = np.random.default_rng([8, 1])
+        work = speed.correlated_work(rng, speed.slowness(seconds), clients, 5, correlation)
+        np.testing.assert_array_equal(work, np.tile(expected, (1000, 1)))
+
+
+@given(
+    seconds=st.lists(st.integers(0, 6), min_size=1, max_size=12),
+    most=st.integers(1, 40) | st.just(2**31 - 1),
+    correlation=st.floats(-1, 1),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_work_is_legal_and_takes_the_same_draws(seconds, most, correlation, seed):
+    seconds = np.array(seconds)
+    clients = np.tile(np.arange(len(seconds)), 20)
+    left = set()
+    for c in (correlation, 1.0, -1.0):
+        rng = np.random.default_rng([seed, 1])
+        work = speed.correlated_work(rng, speed.slowness(seconds), clients, most, c)
+        assert work.dtype == np.int32 and work.min() >= 1 and work.max() <= most
+        left.add(rng.random())
+        if abs(c) == 1:  # no slower client does less, or none does more
+            groups = [c * work[seconds[clients] == t] for t in np.unique(seconds)]
+            assert all(a.max() <= b.min() for a, b in itertools.pairwise(groups))
+    assert len(left) == 1
+
+
+def test_bounds_of_the_quantiles_are_finite_work():
+    """U = 0 and U = 1, which rounding may bring: the least and the most, and no nan at c = 0."""
+
+    class Edge:
+        def uniform(self, low, high):
+            return np.array([0.0, 1.0])
+
+        def standard_normal(self, shape):
+            return np.array([-40.0, 40.0])
+
+    for correlation, expected in ((1, [1, 9]), (-1, [9, 1]), (0, [1, 9]), (0.5, [1, 9])):
+        work = speed.correlated_work(Edge(), np.array([[0, 1]]), [0, 0], 9, correlation)
+        np.testing.assert_array_equal(work, expected)
+
+
+@pytest.mark.parametrize(
+    ("clients", "most", "correlation", "message"),
+    [
+        ([0], 0, 0, "most_work: found 0, legal: a whole number from 1 to 2147483647"),
+        ([0], 2.0, 0, "most_work: found 2.0, legal: a whole number from 1 to 2147483647"),
+        ([0], 2, 1.5, "correlation: found 1.5, legal: a finite number >= -1 and <= 1"),
+        ([0], 2, math.nan, "correlation: found nan, legal: a finite number >= -1 and <= 1"),
+        ([0.0], 2, 0, "clients: found float64, legal: integers"),
+        ([0, 2], 2, 0, "clients: found 0 to 2, legal: 0 to 1"),
+        ([-1, 0], 2, 0, "clients: found -1 to 0, legal: 0 to 1"),
+    ],
+)
+def test_bad_work_is_refused(clients, most, correlation, message):
+    rng, standing = np.random.default_rng(0), speed.slowness([1.0, 2.0])
+    refused(lambda: speed.correlated_work(rng, standing, clients, most, correlation), message)
+
+
+def test_no_task_is_no_work():
+    standing = speed.slowness([1.0])
+    none = speed.correlated_work(np.random.default_rng(0), standing, np.zeros(0, int), 3, 0.5)
+    assert none.shape == (0,) and none.dtype == np.int32

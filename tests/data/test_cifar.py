@@ -1,0 +1,186 @@
+"""The CIFAR files: which byte is which, and what is refused."""
+
+import numpy as np
+import pytest
+from data_files import CIFAR, CIFAR_FOLDERS, LABEL_BYTES, write_cifar
+
+from ccfl_jax.data.readers import cifar
+
+
+def record(labels, pixels):
+    """A record by hand: `pixels` is {(channel, row, column): value}, all others are 0."""
+    planes = bytearray(3072)
+    for (channel, row, column), value in pixels.items():
+        planes[1024 * channel + 32 * row + column] = value
+    return bytes(labels) + bytes(planes)
+
+
+# Red, green and blue of three pixels that no relabelling of the axes leaves in their places.
+PIXELS = {
+    (0, 0, 1): 11,
+    (1, 0, 1): 12,
+    (2, 0, 1): 13,
+    (0, 30, 2): 21,
+    (2, 30, 2): 23,
+    (1, 31, 31): 9,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "target"), [("cifar10", [7], 7), ("cifar100", [3, 91], 91)]
+)
+def test_planes_become_the_last_axis(tmp_path, name, labels, target):
+    write_cifar(tmp_path, name, records=1)
+    (tmp_path / CIFAR[name][-1]).write_bytes(record(labels, PIXELS))
+    _, test = cifar.load_cifar(name, tmp_path)
+    expected = np.zeros((1, 32, 32, 3), np.uint8)
+    for (channel, row, column), value in PIXELS.items():
+        expected[0, row, column, channel] = value
+    assert test["x"].dtype == np.uint8 and test["x"].flags.c_contiguous
+    np.testing.assert_array_equal(test["x"], expected)
+    np.testing.assert_array_equal(test["x"][0, 0, 1], [11, 12, 13])
+    assert test["y"].dtype == np.int32
+    np.testing.assert_array_equal(test["y"], [target])
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["folder", "subfolder"])
+@pytest.mark.parametrize("name", CIFAR)
+def test_all_files_are_read_in_their_order(tmp_path, name, inside):
+    folder = write_cifar(tmp_path / CIFAR_FOLDERS[name] if inside else tmp_path, name, records=3)
+    train, test = cifar.load_cifar(name, str(tmp_path))
+    contents = [(folder / file).read_bytes() for file in CIFAR[name]]
+    for part, content in ((train, b"".join(contents[:-1])), (test, contents[-1])):
+        size = LABEL_BYTES[name] + 3072
+        rows = [content[start : start + size] for start in range(0, len(content), size)]
+        assert part["x"].shape == (len(rows), 32, 32, 3) and part["y"].shape == (len(rows),)
+        for x, y, row in zip(part["x"], part["y"], rows, strict=True):
+            assert y == row[LABEL_BYTES[name] - 1]
+            for channel in range(3):
+                start = LABEL_BYTES[name] + 1024 * channel
+                assert x[:, :, channel].tobytes() == row[start : start + 1024]
+    assert (len(train["y"]), len(test["y"])) == (15, 3)
+
+
+@pytest.mark.parametrize("file", ["data_batch_3.bin", "test_batch.bin"])
+@pytest.mark.parametrize("size", [0, 1, 3072, 3073 + 17, 2 * 3073 - 1, 2 * 3074])
+def test_files_without_whole_records_are_refused_by_name(tmp_path, file, size):
+    write_cifar(tmp_path, "cifar10")
+    (tmp_path / file).write_bytes(bytes(size))
+    for _ in range(2):
+        with pytest.raises(ValueError) as caught:
+            cifar.load_cifar("cifar10", tmp_path)
+        message = str(caught.value)
+        assert message.startswith(f"{tmp_path / file}: found {size} bytes, legal: ")
+        assert "3073" in message and "\n" not in message
+
+
+def test_cifar_10_files_under_the_names_of_cifar_100_are_refused(tmp_path):
+    write_cifar(tmp_path, "cifar10")
+    for old, new in (("data_batch_1.bin", "train.bin"), ("test_batch.bin", "test.bin")):
+        (tmp_path / old).rename(tmp_path / new)
+    with pytest.raises(ValueError, match=r"train\.bin: found 6146 bytes, legal: .* 3074"):
+        cifar.load_cifar("cifar100", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "kept"),
+    [
+        ("cifar10", "data_batch_4.bin", 1),
+        ("cifar10", "test_batch.bin", 1),
+        ("cifar100", "train.bin", 9),
+        ("cifar100", "test.bin", 1),
+    ],
+)
+def test_a_published_file_cut_off_at_the_end_of_a_record_is_refused(
+    tmp_path, monkeypatch, name, file, kept
+):
+    """As if the files had been published with the two records, or ten, that the tests write."""
+    published = tuple(10 if one == "train.bin" else 2 for one in CIFAR[name])
+    files = cifar._FILES[name]._replace(published=published)
+    monkeypatch.setitem(cifar._FILES, name, files)
+    path = write_cifar(tmp_path, name) / file
+    cifar.load_cifar(name, tmp_path)
+    path.write_bytes(path.read_bytes()[: kept * (LABEL_BYTES[name] + 3072)])
+    legal = 10 if file == "train.bin" else 2
+    with pytest.raises(ValueError) as caught:
+        cifar.load_cifar(name, tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: found {kept} records, legal: {legal}, as published")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("name", "records"), [("cifar10", 60_000), ("cifar100", 60_000)])
+def test_published_numbers_of_records(name, records):
+    """60,000 images each; files of 30,730,000 bytes, and of 153,700,000 and 30,740,000."""
+    published = cifar._FILES[name].published
+    assert sum(published) == records and len(published) == len(CIFAR[name])
+    sizes = {n * (LABEL_BYTES[name] + 3072) for n in published}
+    assert sizes == ({30_730_000} if name == "cifar10" else {153_700_000, 30_740_000})
+
+
+def test_small_files_may_be_unlike(tmp_path):
+    write_cifar(tmp_path, "cifar10")
+    path = tmp_path / "test_batch.bin"
+    path.write_bytes(path.read_bytes()[:3073])
+    train, test = cifar.load_cifar("cifar10", tmp_path)
+    assert (len(train["y"]), len(test["y"])) == (10, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "labels", "message"),
+    [
+        ("cifar10", "data_batch_2.bin", [10], "(labels): found label 10 (1 times), legal: 0 to 9"),
+        ("cifar10", "test_batch.bin", [255], "(labels): found label 255 (1 times), legal: 0 to 9"),
+        (
+            "cifar100",
+            "train.bin",
+            [20, 0],
+            "(coarse labels): found label 20 (1 times), legal: 0 to 19",
+        ),
+        ("cifar100", "test.bin", [0, 100], "(fine labels): found label 100 (1 times), legal: 0 to"),
+    ],
+)
+def test_labels_out_of_range_are_refused_by_name(tmp_path, name, file, labels, message):
+    path = write_cifar(tmp_path, name) / file
+    content = path.read_bytes()
+    path.write_bytes(bytes(labels) + content[len(labels) :])
+    with pytest.raises(ValueError) as caught:
+        cifar.load_cifar(name, tmp_path)
+    assert f"{path} {message}" in str(caught.value)
+
+
+def test_missing_files_are_named(tmp_path):
+    for name, files in CIFAR.items():
+        for folder in (tmp_path / "nowhere", tmp_path):
+            with pytest.raises(FileNotFoundError) as caught:
+                cifar.load_cifar(name, folder)
+            for part in (str(folder), CIFAR_FOLDERS[name], f"missing: {', '.join(files)}"):
+                assert part in str(caught.value)
+    write_cifar(tmp_path, "cifar10")
+    (tmp_path / "data_batch_2.bin").unlink()
+    (tmp_path / "data_batch_5.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"missing: data_batch_2\.bin, data_batch_5\.bin$"):
+        cifar.load_cifar("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cifar", "CIFAR10", "cifar-10", "", None])
+def test_other_names_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=r"data set: found .*, legal: cifar10, cifar100$"):
+        cifar.load_cifar(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", CIFAR)
+def test_without_a_folder_tfds_is_asked(monkeypatch, name):
+    monkeypatch.setattr(cifar, "load_tfds", lambda name: ("train of " + name, "test"))
+    assert cifar.load_cifar(name) == ("train of " + name, "test")
+    for error in (ImportError, FileNotFoundError, OSError):
+
+        def fails(name, error=error):
+            raise error(f"TFDS {name!r} is not prepared")
+
+        monkeypatch.setattr(cifar, "load_tfds", fails)
+        with pytest.raises(error) as caught:
+            cifar.load_cifar(name)
+        assert type(caught.value) is error
+        for part in ("give data_dir", f"cifar-{name[5:]}-binary.tar.gz", "is not prepared"):
+            assert part in str(caught.value)

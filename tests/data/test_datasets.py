@@ -1,0 +1,280 @@
+"""The data sets, the IDX reader and Synthetic(alpha, beta)."""
+
+import gzip
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from data_files import FASHION, fashion_images, idx_bytes, write_fashion
+
+from ccfl_jax import data as fd
+from ccfl_jax.data import datasets
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (3, 28, 28), (2, 1, 3, 4)])
+def test_idx_comes_back(tmp_path, shape, compressed):
+    array = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    content = idx_bytes(array)
+    path = tmp_path / "file"
+    path.write_bytes(gzip.compress(content, mtime=0) if compressed else content)
+    read = fd.read_idx(path)
+    assert read.dtype == np.uint8
+    np.testing.assert_array_equal(read, array)
+
+
+GOOD = idx_bytes(np.arange(20).reshape(4, 5))
+NOISE = np.random.default_rng(0).integers(0, 256, (60, 60))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "found the first bytes ''"),
+        (GOOD[:3], "found the first bytes '00 00 08'"),
+        (b"\x01" + GOOD[1:], "found the first bytes '01 00 08 02'"),
+        (GOOD[:2] + b"\x0d" + GOOD[3:], "'00 00 0d 02', legal: '00 00 08'"),
+        (GOOD[:3] + b"\x00" + GOOD[4:], "1 to 8 dimensions"),
+        (GOOD[:9], "ends within the header of 2 dimensions"),
+        (GOOD[:-1], "has 19 items, its shape (4, 5) needs 20"),
+        (GOOD + b"\0", "has bytes after the 20 items"),
+        (idx_bytes(np.zeros((0, 5))), "has no items, its shape is (0, 5)"),
+        (gzip.compress(idx_bytes(NOISE), mtime=0)[:1500], "end-of-stream"),
+        (gzip.compress(GOOD, mtime=0)[:5], "end-of-stream"),
+        (gzip.compress(GOOD, mtime=0)[:-4] + b"\0\0\0\0", "Incorrect length"),
+        (gzip.compress(idx_bytes(NOISE), mtime=0)[:200] + bytes(100), ""),
+        (b"\x1f\x8b" + b"junk" * 9, ""),
+    ],
+)
+def test_damaged_idx_is_refused_every_time(tmp_path, content, message):
+    path = tmp_path / "broken"
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(ValueError) as caught:
+            fd.read_idx(path)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_header_that_claims_too_much_allocates_nothing(tmp_path, compressed):
+    content = bytes([0, 0, 8, 2]) + (2**20).to_bytes(4, "big") * 2 + b"12345"
+    path = tmp_path / "huge"
+    path.write_bytes(gzip.compress(content, mtime=0) if compressed else content)
+    tracemalloc.start()
+    try:
+        expected = f"legal: up to {2**30} items" if compressed else f"has 5 items.*needs {2**40}"
+        with pytest.raises(ValueError, match=expected):
+            fd.read_idx(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 2**20
+
+
+def test_no_more_is_unpacked_than_the_header_says(tmp_path):
+    path = tmp_path / "bomb"
+    path.write_bytes(gzip.compress(GOOD + bytes(50_000_000), mtime=0))
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="bomb: has bytes after the 20 items"):
+            fd.read_idx(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 2**20
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_fashion_mnist_is_read_from_the_given_folder(tmp_path, suffix):
+    write_fashion(tmp_path, suffix)
+    train, test = fd.load_dataset("fashion_mnist", tmp_path)
+    np.testing.assert_array_equal(train["x"], fashion_images(12)[..., None])
+    np.testing.assert_array_equal(test["x"], fashion_images(4)[..., None])
+    assert train["x"].dtype == np.uint8
+    np.testing.assert_array_equal(train["y"], np.arange(12) % 10)
+    assert train["y"].dtype == test["y"].dtype == np.int32
+
+
+def test_fashion_mnist_files_missing_from_the_given_folder(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        fd.load_dataset("fashion_mnist", str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
+    assert all(name in str(caught.value) for name in FASHION)
+    write_fashion(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(FileNotFoundError, match=r"missing: t10k-labels-idx1-ubyte$"):
+        fd.load_dataset("fashion_mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("train-labels-idx1-ubyte", np.zeros(11), "found labels of shape .11., legal: .12., one "),
+        (
+            "t10k-labels-idx1-ubyte",
+            np.zeros((4, 1)),
+            "found labels of shape .4, 1., legal: .4., one ",
+        ),
+        ("t10k-images-idx3-ubyte", np.zeros((4, 28, 27)), r"found shape \(4, 28, 27\), legal"),
+        (
+            "train-labels-idx1-ubyte",
+            np.arange(12),
+            "label 10 \\(1 times; 1 other .*\\), legal: 0 to 9",
+        ),
+    ],
+)
+def test_fashion_mnist_files_that_do_not_fit_are_refused(tmp_path, name, array, message):
+    write_fashion(tmp_path)
+    (tmp_path / name).write_bytes(idx_bytes(array))
+    with pytest.raises(ValueError, match=message) as caught:
+        fd.load_dataset("fashion_mnist", tmp_path)
+    assert name in str(caught.value)
+
+
+def test_fashion_mnist_looks_in_debians_folder_then_asks_tfds(tmp_path, monkeypatch):
+    def no_tfds(name):
+        raise FileNotFoundError(f"{name} is not prepared")
+
+    monkeypatch.setattr(datasets, "_DEBIAN_FASHION_MNIST", tmp_path)
+    monkeypatch.setattr(datasets, "load_tfds", no_tfds)
+    with pytest.raises(FileNotFoundError) as caught:
+        fd.load_dataset("fashion_mnist")
+    for part in (str(tmp_path), "dataset-fashion-mnist", "fashion_mnist is not prepared"):
+        assert part in str(caught.value)
+    monkeypatch.setattr(datasets, "load_tfds", lambda name: ("train of " + name, "test"))
+    assert fd.load_dataset("fashion_mnist") == ("train of fashion_mnist", "test")
+    write_fashion(tmp_path, ".gz")
+    assert fd.load_dataset("fashion_mnist")[0]["x"].shape == (12, 28, 28, 1)
+
+
+@pytest.mark.skipif(
+    not datasets._DEBIAN_FASHION_MNIST.is_dir(),
+    reason="package dataset-fashion-mnist not installed",
+)
+def test_the_real_fashion_mnist():
+    train, test = fd.load_dataset("fashion_mnist")
+    assert train["x"].shape == (60_000, 28, 28, 1)
+    assert test["x"].shape == (10_000, 28, 28, 1)
+    assert train["x"].dtype == np.uint8
+    assert train["x"].max() == 255
+    assert (np.bincount(train["y"]) == 6000).all()
+    assert (np.bincount(test["y"]) == 1000).all()
+
+
+def test_digits():
+    from sklearn.datasets import load_digits
+
+    train, test = fd.load_dataset("digits")
+    bunch = load_digits()
+    assert train["x"].shape == (1437, 8, 8, 1)
+    assert train["x"].dtype == np.float32
+    assert train["y"].dtype == np.int32
+    np.testing.assert_array_equal(test["x"][..., 0] * 16, bunch.images[::5])
+    np.testing.assert_array_equal(test["y"], bunch.target[::5])
+    kept = np.delete(np.arange(1797), np.arange(0, 1797, 5))
+    np.testing.assert_array_equal(train["x"][..., 0] * 16, bunch.images[kept])
+    np.testing.assert_array_equal(train["y"], bunch.target[kept])
+    assert train["x"].max() == 1
+
+
+def test_digits_without_scikit_learn_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match="pip install scikit-learn"):
+        fd.load_dataset("digits")
+
+
+@pytest.mark.parametrize("name", ["cifar", "digits ", "Digits", "", None])
+def test_unknown_names_are_refused_with_the_legal_ones(name):
+    with pytest.raises(ValueError, match=f"legal: {', '.join(fd.NUM_CLASSES)}$"):
+        fd.load_dataset(name)
+
+
+def test_number_of_classes():
+    for name in ("digits", "synthetic"):
+        train, test = fd.load_dataset(name)
+        classes = np.union1d(train["y"], test["y"])
+        np.testing.assert_array_equal(classes, np.arange(fd.NUM_CLASSES[name]))
+
+
+def test_synthetic_follows_its_formula():
+    alpha, beta, seed, client = 0.5, 2.0, 11, 3
+    train, test, indices = fd.synthetic(5, alpha, beta, seed)
+    # The same stream, in the order of the formula: n, u, W, b, B, v, x.
+    rng = np.random.default_rng([seed, 0x53594E54, client])
+    size = int(np.exp(4 + 2 * rng.standard_normal())) + 50
+    u = alpha * rng.standard_normal()
+    weights = u + rng.standard_normal((10, 60))
+    bias = u + rng.standard_normal(10)
+    v = beta * rng.standard_normal() + rng.standard_normal(60)
+    sigma = np.array([j**-1.2 for j in range(1, 61)])
+    x = v + np.sqrt(sigma) * rng.standard_normal((size, 60))
+    logits = x @ weights.T + bias
+    probabilities = np.exp(logits - logits.max(1, keepdims=True))
+    probabilities /= probabilities.sum(1, keepdims=True)
+
+    rows, test_rows = indices[client], np.flatnonzero(test["client"] == client)
+    assert (rows.size, test_rows.size) == (size - size // 5, size // 5)
+    found_x = np.concatenate([train["x"][rows], test["x"][test_rows]])
+    found_y = np.concatenate([train["y"][rows], test["y"][test_rows]])
+    np.testing.assert_allclose(found_x, x, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(found_y, probabilities.argmax(1))
+
+
+def test_synthetic_inputs_have_the_stated_variance():
+    train, _, indices = fd.synthetic(40, seed=5)
+    centred = np.concatenate([train["x"][rows] - train["x"][rows].mean(0) for rows in indices])
+    variance = (centred.astype(np.float64) ** 2).sum(0) / (len(centred) - len(indices))
+    # A variance from n values is off by sqrt(2 / n) of itself, here below 2 %; 60 of them.
+    assert len(centred) > 5000
+    np.testing.assert_allclose(variance, np.arange(1, 61) ** -1.2, rtol=0.09)
+
+
+def test_synthetic_is_federated():
+    train, test, indices = fd.synthetic(30)
+    assert len(indices) == 30
+    np.testing.assert_array_equal(np.concatenate(indices), np.arange(train["y"].size))
+    for client, rows in enumerate(indices):
+        assert rows.size >= 40
+        assert (train["client"][rows] == client).all()
+    for part in (train, test):
+        assert part["x"].dtype == np.float32
+        assert part["y"].dtype == part["client"].dtype == np.int32
+    natural = fd.partition_natural(train["client"])
+    assert all((a == b).all() for a, b in zip(natural, indices, strict=True))
+
+
+def test_synthetic_depends_on_seed_and_client_only():
+    few, _, few_indices = fd.synthetic(3, seed=0)
+    many, _, many_indices = fd.synthetic(9, seed=0)
+    for client in range(3):
+        rows, same = few_indices[client], many_indices[client]
+        np.testing.assert_array_equal(few["x"][rows], many["x"][same])
+    other, _, _ = fd.synthetic(3, seed=1)
+    assert other["x"].shape != few["x"].shape or (other["x"] != few["x"]).any()
+
+
+def test_load_dataset_gives_the_default_synthetic():
+    train, test = fd.load_dataset("synthetic")
+    expected_train, expected_test, _ = fd.synthetic(100, 1.0, 1.0, 0)
+    for name in ("x", "y", "client"):
+        np.testing.assert_array_equal(train[name], expected_train[name])
+        np.testing.assert_array_equal(test[name], expected_test[name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 on"),
+        ({"alpha": -0.5}, "alpha: found -0.5, legal: a number from 0 on"),
+        ({"beta": float("nan")}, "beta: found nan, legal: a finite number"),
+        ({"seed": -3}, "seed: found -3, legal: a whole number from 0 to 4294967295"),
+    ],
+)
+def test_synthetic_refuses_bad_arguments(arguments, message):
+    with pytest.raises(ValueError) as caught:
+        fd.synthetic(**arguments)
+    assert str(caught.value) == message

@@ -1,0 +1,282 @@
+"""Streaming: cutting a schedule, one piece ahead, the same results, bounded memory."""
+
+import threading
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+from problems import FEATURES, counting, federated, make_schedule, softmax_task
+
+import ccfl_jax as ccfl
+from ccfl_jax.engine import streaming
+from ccfl_jax.models import MLP
+
+SIZES = (6, 4, 9, 15, 0, 1, 12, 7)
+ROW_BYTES = 4 * FEATURES + 4 + 4  # x, y and the row number
+FIXED = 4 * (len(SIZES) + 1)  # offsets
+
+
+def on_host(sizes=SIZES, seed=0):
+    _, arrays, lists = federated(list(sizes), seed)
+    offsets = np.cumsum([0, *sizes])
+    return ccfl.FederatedData.from_offsets(arrays, np.concatenate(lists), offsets)
+
+
+def uneven_schedule(rounds=20):
+    """Stale models, uneven work and none, a client twice in a round, absent slots."""
+    schedule = ccfl.random_schedule(0, rounds, len(SIZES), 4, max_delay=3)
+    rng = np.random.default_rng(0)
+    schedule.client[::3, 1] = schedule.client[::3, 0]
+    schedule.work[rng.random(schedule.work.shape) < 0.2] = 0
+    schedule.present[rng.random(schedule.work.shape) < 0.2] = False
+    schedule.present[5] = False
+    return schedule
+
+
+def memory_for(rows):
+    return 2 * (FIXED + rows * ROW_BYTES)
+
+
+def setting(history_length=4, **how):
+    task, server = softmax_task(), ccfl.cc_fedsgd(1.0)
+    round_fn = ccfl.build_round(task, server, optax.sgd(0.1), batch_size=4, **how)
+    return round_fn, ccfl.init_state(task, server, jax.random.key(0), history_length)
+
+
+def run_streamed(round_fn, state, schedule, data, **how):
+    infos = []
+    for piece, samples in ccfl.stream_rounds(schedule, data, memory_for(40), **how):
+        state, info = ccfl.run_rounds(round_fn, state, piece, samples)
+        infos.append(info)
+    assert len(infos) > 3
+    return state, joined(infos)
+
+
+def joined(infos):
+    return jax.tree.map(lambda *a: np.concatenate(a), *infos)
+
+
+def numbers(state, info):
+    return jax.tree.leaves((state._replace(key=None), info))
+
+
+def assert_equal(one, other):
+    for a, b in zip(numbers(*one), numbers(*other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def workers():
+    return [t for t in threading.enumerate() if t.name.startswith("stream_rounds")]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The unstreamed run on one device."""
+    return ccfl.run_rounds(*setting(), uneven_schedule(), on_host())
+
+
+def test_a_streamed_run_is_the_run_bit_for_bit_in_one_program(whole):
+    round_fn, state = setting()
+    counted, traces = counting(round_fn)
+    infos, seen = [], []
+    for piece, samples in ccfl.stream_rounds(uneven_schedule(), on_host(), memory_for(40)):
+        state, info = ccfl.run_rounds(counted, state, piece, samples)
+        infos.append(info)
+        seen.append(len(traces))
+    assert_equal(whole, (state, joined(infos)))
+    assert len(seen) > 3 and seen[0] == seen[-1] > 0
+
+
+def test_a_planned_run_is_the_rings_bit_for_bit(whole):
+    """A history of the slots that the whole schedule needs; the pieces are cut from its plan."""
+    schedule = uneven_schedule()
+    round_fn, state = setting(history_length=schedule.history_slots())
+    end, info = run_streamed(round_fn, state, schedule.planned(), on_host())
+    assert_equal(*((one._replace(history=()), its) for one, its in (whole, (end, info))))
+
+
+def test_lanes_and_work_in_steps_bit_for_bit():
+    """Lanes without work look at rows too, and must not show."""
+    round_fn, state = setting(lanes=3, work_unit="steps", normalise="epochs")
+    schedule, data = uneven_schedule(), on_host()
+    unstreamed = ccfl.run_rounds(round_fn, state, schedule, data)
+    assert_equal(unstreamed, run_streamed(round_fn, state, schedule, data))
+
+
+def test_on_several_devices_to_rounding(whole):
+    mesh = jax.make_mesh((4,), ("clients",))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    round_fn, state = setting(mesh=mesh)
+    put = partial(jax.device_put, device=everywhere)
+    streamed = run_streamed(round_fn, put(state), uneven_schedule(), on_host(), put=put)
+    for a, b in zip(numbers(*whole), numbers(*streamed), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_64_bit_numbers_reach_the_device(x64):
+    data = on_host()
+    data.arrays["x"] = data.arrays["x"] / np.float64(3)
+    _, samples = next(ccfl.stream_rounds(make_schedule([[0]]), data, 10**6))
+    np.testing.assert_array_equal(samples.client(0)["x"], data.client(0)["x"])
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 7), min_size=3, max_size=3), min_size=1, max_size=12),
+    st.integers(0, 60),
+)
+def test_pieces_are_as_long_as_they_fit(clients, slack):
+    """Against sets: a piece fits, holds who is asked for, and one more round would not fit."""
+    schedule = make_schedule(clients, present=np.arange(3) < 2)
+    rows = [{c: SIZES[c] for c in row[:2]} for row in clients]
+    room = max(sum(row.values()) for row in rows) + slack
+    room = max(room, 1)
+
+    def total(start, stop):
+        return sum({c: n for row in rows[start:stop] for c, n in row.items()}.values())
+
+    pieces = streaming.cut(schedule, on_host(), memory_for(room))
+    starts = pieces.starts
+    assert (starts[0], starts[-1]) == (0, len(clients)) and starts == sorted(set(starts))
+    spans = list(pairwise(starts))
+    assert all(total(*span) <= room for span in spans)
+    assert all(total(start, stop + 1) > room for start, stop in spans[:-1])
+    assert pieces.rows == max(1, *(total(*span) for span in spans))
+    got = list(ccfl.stream_rounds(schedule, on_host(), memory_for(room)))
+    for (start, stop), (piece, samples) in zip(spans, got, strict=True):
+        np.testing.assert_array_equal(piece.client, schedule.client[start:stop])
+        held = {c for row in rows[start:stop] for c in row}
+        np.testing.assert_array_equal(
+            samples.sizes, [n if c in held else 0 for c, n in enumerate(SIZES)]
+        )
+        assert sum(leaf.nbytes for leaf in jax.tree.leaves(samples)) == pieces.nbytes
+
+
+def test_no_piece_has_more_rows_than_int32_counts():
+    """Three clients of 1.2e9 rows: two of them are more than 2**31 - 1."""
+    data = ccfl.FederatedData(
+        arrays={"x": np.zeros(1, np.uint8)},
+        indices=np.broadcast_to(np.int32(0), 3_600_000_000),
+        offsets=np.arange(4) * 1_200_000_000,
+    )
+    pieces = streaming.cut(make_schedule([[0], [0], [1], [2]]), data, 10**12)
+    assert pieces.starts == [0, 2, 3, 4] and pieces.rows == 1_200_000_000
+
+
+def test_one_piece_is_sent_ahead_and_no_more():
+    schedule = make_schedule([[k] for k in (2, 3, 6, 2, 3)])
+    for taken in range(6):
+        sent = []
+        pieces = ccfl.stream_rounds(schedule, on_host(), memory_for(15), put=sent.append)
+        for _ in range(taken):
+            next(pieces)
+        pieces.close()  # waits for what has been begun
+        assert len(sent) == (min(taken + 1, 5) if taken else 0)
+        assert not workers()
+
+
+def test_the_next_piece_is_sent_while_the_caller_has_this_one():
+    schedule, sent = make_schedule([[0], [3]]), threading.Semaphore(0)
+    threads = []
+
+    def put(piece):
+        threads.append(threading.current_thread())
+        sent.release()
+        return piece
+
+    pieces = ccfl.stream_rounds(schedule, on_host(), memory_for(15), put=put)
+    next(pieces)
+    assert sent.acquire(timeout=60) and sent.acquire(timeout=60)
+    assert len({*threads}) == 1 and threads[0] is not threading.main_thread()
+    assert len(list(pieces)) == 1
+    assert not workers()
+
+
+def test_an_error_in_the_thread_reaches_the_caller():
+    schedule, calls = make_schedule([[0], [3], [2]]), []
+
+    def put(piece):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("the disk is gone")
+        return piece
+
+    pieces = ccfl.stream_rounds(schedule, on_host(), memory_for(15), put=put)
+    next(pieces)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(pieces)
+    assert not workers()
+    assert len(calls) == 2
+
+
+def test_no_rounds_are_no_pieces():
+    schedule = make_schedule([[0]]).rounds(0, 0)
+    assert list(ccfl.stream_rounds(schedule, on_host(), memory_for(1))) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "memory", "message"),
+    [
+        (
+            make_schedule([[0, 1], [3, 3], [3, 6], [2, 6]]),  # 10, 15, 27 and 21 rows
+            memory_for(27) - 1,
+            f"memory: found {memory_for(27) - 1} bytes, legal: at least {memory_for(27)} "
+            f"(0.0018 MB), twice the {memory_for(27) // 2} that round 2 takes",
+        ),
+        (make_schedule([[4]]), 0, "memory: found 0 bytes"),
+        (make_schedule([[0]]), 1e9, "memory: found 1000000000.0, legal: a whole number of bytes"),
+        (make_schedule([[0]]), True, "memory: found True"),
+        (make_schedule([[8]]), 10**9, "schedule: found client 8, legal: 0 to 7"),
+        (make_schedule([[0]], work=-1), 10**9, "work: found -1"),
+    ],
+)
+def test_refused_at_once(schedule, memory, message):
+    with pytest.raises(ValueError) as error:
+        ccfl.stream_rounds(schedule, on_host(), memory)  # not even the first piece is asked for
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_larger_than_memory_is_read_only_where_it_is_needed(tmp_path):
+    """A sparse file of a terabyte: reading it whole would neither fit nor end."""
+    rows, width = 2**30, 256  # float32
+    x = np.memmap(tmp_path / "x", np.float32, "w+", shape=(rows, width))
+    y = np.memmap(tmp_path / "y", np.int64, "w+", shape=(rows,))
+    lists = [[5, 2**29], [7], [rows - 1, 11, 12]]
+    for client, own in enumerate(lists):
+        x[own], y[own] = np.float32(client + 1), client + 1
+    data = ccfl.FederatedData.from_offsets(
+        {"x": x, "y": y}, np.concatenate(lists), np.array([0, 2, 3, 6])
+    )
+    row_bytes = 4 * width + 4 + 4
+    schedule = make_schedule([[0, 1], [2, 2], [1, 2]])
+    pieces = list(ccfl.stream_rounds(schedule, data, 2 * (4 * 4 + 4 * row_bytes)))
+    assert [len(piece.client) for piece, _ in pieces] == [1, 2]
+    for piece, samples in pieces:
+        assert samples.arrays["x"].shape == (4, width) and samples.arrays["y"].dtype == jnp.int32
+        for client in np.unique(piece.client):
+            own = samples.client(client)
+            np.testing.assert_array_equal(
+                own["x"], np.full((len(lists[client]), width), client + 1)
+            )
+            np.testing.assert_array_equal(own["y"], [client + 1] * len(lists[client]))
+
+
+def test_a_thousand_slots_of_an_11_million_parameter_model_take_a_few_models():
+    """Uploads add up: 1,000 of them would be 44 GB. Only the program is made, no state."""
+    task = ccfl.classification_task(MLP((3000, 2850)), (28, 28, 1), 10)
+    server = ccfl.cc_fedsgd(1.0)
+    data = on_host([1] * 1000)
+    data.arrays["x"] = np.zeros((1000, 28, 28, 1), np.uint8)
+    state = jax.eval_shape(lambda: ccfl.init_state(task, server, jax.random.key(0)))
+    model_bytes = sum(4 * leaf.size for leaf in jax.tree.leaves(state.params))
+    assert model_bytes > 4 * 10.9e6
+    row = ccfl.Schedule(*(np.zeros(1000, np.int32) for _ in range(3)), np.ones(1000, bool))
+    round_fn = ccfl.build_round(task, server, lanes=1)
+    compiled = jax.jit(round_fn, donate_argnums=0).lower(state, row, data).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 6 * model_bytes

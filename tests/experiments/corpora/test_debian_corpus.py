@@ -1,0 +1,271 @@
+"""experiments/debian_corpus.py: a corpus from apt's package lists."""
+
+import contextlib
+import gzip
+import json
+import lzma
+import shutil
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
+from ccfl_jax.data.readers.tf_example import decode_example
+from experiments import debian_corpus
+from experiments.corpora import apt_lists, debian, stackoverflow_files
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "debian_tags"
+ANN, BOB = "Ann A <ann@example.org>", "Bob <bob@example.org>"
+
+
+def record(name, maintainer=ANN, tags="role::program", short=None, md5=True, **others):
+    fields = {"Package": name, "Version": "1", "Maintainer": maintainer}
+    fields |= {"Description": short or f"{name.upper()} tool"}
+    fields |= {"Description-md5": f"md5-{name}"} if md5 else {}
+    fields |= {"Tag": tags} if tags else {}
+    return "".join(f"{field}: {text}\n" for field, text in (fields | others).items()) + "\n"
+
+
+def translation(name, body, short=None):
+    lines = "".join(f" {line or '.'}\n" for line in body.split("\n"))
+    head = f"Package: {name}\nDescription-md5: md5-{name}\n"
+    return f"{head}Description-en: {short or f'{name.upper()} tool'}\n{lines}\n"
+
+
+SHORT = "APT's front-end (C++)"
+PACKAGES = (
+    record("zip", BOB, "role::program, use::storing,\n works-with::archive")
+    + record("apt", short=SHORT)
+    + record("untagged", tags=None)
+    + record("zip", ANN, "role::data")
+    + record("bat", tags="use::checking")
+    + record("inline", md5=False, short="short one\n Long  one;\n .\n  verbatim.")
+    + record("ubuntu", "Ubuntu Developers <u@example.org>", **{"Original-Maintainer": BOB})
+)
+TRANSLATIONS = (
+    translation("apt", "Naïve e-mail's 1.5%.\n\nMore <b>", SHORT)
+    + translation("bat", "cats and bats")
+    + translation("zip", "zip, zip")
+    + translation("ubuntu", "the circle")
+    + translation("absent", "nobody's")
+)
+
+
+def write(folder, packages=PACKAGES, translations=TRANSLATIONS):
+    folder.mkdir(exist_ok=True)
+    paths = [folder / "debian_Packages", folder / "debian_Translation-en"]
+    for path, text in zip(paths, (packages, translations), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
+def run(out, *arguments):
+    return debian_corpus.main(["debian_corpus", f"--out_dir={out}", *map(str, arguments)])
+
+
+def complaint(capsys, out, *arguments):
+    assert run(out, *arguments) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("debian_corpus: ") and text.count("\n") == 1
+    return text
+
+
+def rows(out, table):
+    with lzma.open(out / "corpus.sqlite.xz") as packed:
+        (out / "plain.sqlite").write_bytes(packed.read())
+    with contextlib.closing(sqlite3.connect(out / "plain.sqlite")) as db:
+        return db.execute(f"SELECT * FROM {table}").fetchall()
+
+
+def test_examples_are_the_tagged_packages_by_name(tmp_path):
+    examples = debian.read_examples(write(tmp_path))
+    assert [(e.client, e.title[0], e.tags) for e in examples] == [
+        (0, "apt's", ["role::program"]),
+        (0, "bat", ["use::checking"]),
+        (0, "short", ["role::program"]),
+        (1, "ubuntu", ["role::program"]),
+        (1, "zip", ["role::program", "use::storing", "works-with::archive"]),
+    ]
+    assert " ".join(examples[0].title) == "apt's front-end ( c + + )"
+    assert [" ".join(example.body) for example in examples] == [
+        "nave e-mail's 1 . 5 % . more < b >",
+        "cats and bats",
+        "long one ; verbatim .",
+        "the circle",
+        "zip , zip",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It's a State-of-the-Art, (free) tool!", "it's a state-of-the-art , ( free ) tool !"),
+        ("See https://a.org/x_y?q=1, or <ftp://b.c/d>.", "see <URL> , or < <URL> > ."),
+        ("vb.net c# 3/4\n\ttab  ", "vb . net c # 3 / 4 tab"),
+        ("Ünï © x", "n x"),
+        ("", ""),
+    ],
+)
+def test_texts_are_treated_as_in_the_release(text, expected):
+    assert " ".join(debian.tokens(text)) == expected
+
+
+def test_the_files_have_the_release_s_form(tmp_path, capsys):
+    many = "".join(record(f"p{k:02d}", BOB, f"t::{k % 3}") for k in range(12))
+    long = "".join(translation(f"p{k:02d}", f"word{k % 2} all") for k in range(12))
+    files = write(tmp_path, PACKAGES + many, TRANSLATIONS + long)
+    out = tmp_path / "out"
+    assert run(out, *files) == 0
+    line = capsys.readouterr().out
+    # Client 0 is held out; Bob's are p00..p11, ubuntu and zip: the 5th and 10th are p04 and p09.
+    assert "2 clients, 17 examples (train 12, test 2, heldout 3), 6 tags" in line
+    assert "0 examples without a body, from 2 lists" in line
+    assert sorted(path.name for path in out.iterdir()) == sorted(stackoverflow_files.OUTPUT)
+    stored = rows(out, "examples")
+    assert Counter(row[:2] for row in stored) == {
+        (split, client): count for client, split, count in rows(out, "client_metadata")
+    }
+    names = {"creation_date", "score", "tags", "title", "tokens", "type"}
+    decoded = [decode_example(row[2], names) for row in stored]
+    assert all(set(features) == names for features in decoded)
+    tested = [f["title"][0] for f, row in zip(decoded, stored, strict=True) if row[0] == "test"]
+    assert tested == [b"p04 tool", b"p09 tool"]
+    (zipped,) = [f for f in decoded if f["title"] == [b"zip tool"]]
+    assert zipped["tags"] == [b"role::program|use::storing|works-with::archive"]
+    assert zipped["tokens"] == [b"zip , zip"] and zipped["score"] == [0]
+    words = (out / "word_count").read_text().splitlines()
+    assert words == [
+        f"{w} 1" for w in sorted([",", "all", "circle", "the", "word0", "word1", "zip"])
+    ]
+    tags = json.loads((out / "tag_count").read_text())
+    names = ["role::program", "t::0", "t::1", "t::2", "use::storing", "works-with::archive"]
+    assert tags == dict.fromkeys(names, 1)
+
+
+def test_the_reader_reads_it(tmp_path):
+    everything = {"packages": "", "translations": ""}
+    for client in range(1, 13):
+        for k in range(5):
+            name = f"p{client:02d}{k}"
+            everything["packages"] += record(
+                name, f"m{client}", "common::tag" if k else "rare::tag"
+            )
+            everything["translations"] += translation(name, f"shared own{client}")
+    assert run(tmp_path / "out", *write(tmp_path, **everything)) == 0
+    train, test, counts = load_stackoverflow(
+        tmp_path / "out", vocabulary=11, num_tags=2, max_words=5, cache_dir=tmp_path / "cache"
+    )
+    # m1 and m11 are the clients 0 and 10, held out; 10 of 12 are left, "shared" is the first word.
+    assert counts["clients"] == 10
+    assert np.bincount(train["client"]).tolist() == [4] * 10
+    assert len(test["x"]) == 10 and sorted(test["client"]) == list(range(10))
+    # The title's two words are not counted, as in the release: bodies make the vocabulary.
+    assert (train["x"][:, :3] == [-2, -2, 0]).all() and (train["x"][:, 4] == -1).all()
+    assert (np.sort(np.unique(train["x"][:, 3])) == np.arange(1, 11)).all()
+    # Ten clients use either tag: of equals the first in the alphabet is 0.
+    assert train["y"].reshape(10, 4).tolist() == [[1, 0, 0, 0]] * 10
+
+
+def test_the_same_lists_give_the_same_bytes(tmp_path):
+    files = write(tmp_path)
+    zipped = [
+        path.with_name(f"{path.name}.{kind}")
+        for path, kind in zip(files, ("gz", "xz"), strict=True)
+    ]
+    zipped[0].write_bytes(gzip.compress(files[0].read_bytes()))
+    zipped[1].write_bytes(lzma.compress(files[1].read_bytes()))
+    assert run(tmp_path / "a", *files) == 0
+    assert run(tmp_path / "b", zipped[1], zipped[0]) == 0
+    for name in stackoverflow_files.OUTPUT:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.skipif(
+    not (shutil.which("lz4") and Path(apt_lists._APT_HELPER).exists()),
+    reason="needs lz4 and apt-helper",
+)
+def test_lists_that_apt_has_compressed(tmp_path, capsys):
+    files = write(tmp_path)
+    packed = files[0].with_name("debian_Packages.lz4")
+    apt_lists.subprocess.run(["lz4", "-q", str(files[0]), str(packed)], check=True)
+    assert debian.read_examples([packed, files[1]]) == debian.read_examples(files)
+    packed.write_bytes(packed.read_bytes()[:-30])
+    assert f"{packed}: " in complaint(capsys, tmp_path / "out", packed)
+
+
+def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
+    lists = write(tmp_path / "lists")[0].parent
+    for other in ("debian_Translation-de", "debian_Sources", "debian_InRelease"):
+        (lists / other).write_text("x")
+    monkeypatch.setattr(apt_lists, "LISTS", lists)
+    assert run(tmp_path / "out") == 0
+    assert "5 examples" in capsys.readouterr().out
+    (lists / "debian_Translation-en").unlink()
+    text = complaint(capsys, tmp_path / "other")
+    assert f"{lists}: found no Translation-en file" in text and "--fetch" in text
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("packages", "message"),
+    [
+        ("", "found no package with the field Tag"),
+        (record("a", tags=None), "found no package with the field Tag"),
+        (record("a", tags="{b,c}"), "package 'a': found Tag '{b,c}', legal: names"),
+        (record("a", tags="b::c,"), "package 'a': found Tag 'b::c,', legal"),
+        (record("a", maintainer=""), "package 'a': found no field Maintainer, legal: one"),
+        (record("a")[:-3], "debian_Packages: line 6: found no end, legal"),
+        (record("a") + " more\n", "debian_Packages: line 8: found ' more\\n', legal: FIELD"),
+        (record("a") + "nonsense\n", "debian_Packages: line 8: found 'nonsense\\n'"),
+    ],
+)
+def test_lists_that_are_no_lists_are_refused(tmp_path, capsys, packages, message):
+    files = write(tmp_path, packages)
+    assert message in complaint(capsys, tmp_path / "out", *files)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_bad_input_is_refused(tmp_path, capsys):
+    files = write(tmp_path)
+    text = complaint(capsys, tmp_path / "out", files[0].parent / "nothing")
+    assert "No such file" in text
+    short = write(tmp_path / "short", record("a"), translation("b", "text"))
+    text = complaint(capsys, tmp_path / "out", *short)
+    assert "found no long description" in text and "--fetch" in text
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(files[0].read_bytes())[:-20])
+    assert "cut.gz: " in complaint(capsys, tmp_path / "out", tmp_path / "cut.gz")
+    (tmp_path / "latin").write_bytes(b"Package: \xff\n")
+    assert "latin: " in complaint(capsys, tmp_path / "out", tmp_path / "latin")
+    assert "--fetch: found 'a b'" in complaint(capsys, tmp_path / "out", "--fetch=a b")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "tag_count").write_text("mine")
+    text = complaint(capsys, tmp_path / "full", *files)
+    assert "--out_dir: found tag_count" in text
+    assert (tmp_path / "full" / "tag_count").read_text() == "mine"
+
+
+def machine_lists():
+    return sorted(apt_lists.LISTS.glob("*bookworm_main_binary-*_Packages*"))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no corpus in {SHARED}")
+@pytest.mark.skipif(not machine_lists(), reason=f"no bookworm lists in {apt_lists.LISTS}")
+def test_this_machine_s_lists_give_about_the_known_corpus(monkeypatch):
+    # The known corpus leaves out what security updates have replaced, which are untagged.
+    monkeypatch.setattr(debian, "tokens", lambda text: ["word"])
+    examples = debian.read_examples(machine_lists())
+    assert len(examples) == pytest.approx(29_770, rel=0.03)
+    assert len({e.client for e in examples}) == pytest.approx(1_810, rel=0.03)
+    counts = json.loads((SHARED / "tag_count").read_text())
+    users = {}
+    for example in examples:
+        if example.split == "train":
+            for tag in example.tags:
+                users.setdefault(tag, set()).add(example.client)
+    assert len(users) == pytest.approx(len(counts), rel=0.03)
+    common = sorted(counts, key=lambda tag: -counts[tag])[:50]
+    ours = np.array([len(users[tag]) for tag in common])
+    np.testing.assert_allclose(ours, [counts[tag] for tag in common], rtol=0.15)

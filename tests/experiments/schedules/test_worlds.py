@@ -1,0 +1,312 @@
+"""schedules/worlds.py: what is written for a flag is the model, device or trace it names."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+import trace_samples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ccfl_jax as ccfl
+from ccfl_jax.clock import availability, event_clock, speed
+from ccfl_jax.clock.event_log import EventLog
+from ccfl_jax.clock.task_sampling import Work
+from experiments.config import schedule_flags
+from experiments.config.expression import AVAILABILITIES, DISTRIBUTIONS, expression
+from experiments.schedules import make, worlds
+from experiments.training import parts
+
+COUNT, ROUNDS, SECONDS = 12, 200, 1800.0
+LABELS = np.arange(COUNT) * 7 % 10
+BASE = [
+    "--dataset=digits",
+    "--model=logistic",
+    f"--num_clients={COUNT}",
+    "--buffer_size=3",
+    "--rounds=30",
+    "--seed=5",
+    "--file=x.npz",
+]
+
+
+def world(one):
+    return make.world(one.config, one.options)
+
+
+def asked(*args):
+    return schedule_flags.parse_schedule(["schedule", *BASE, *args])
+
+
+def masks(text, config=None, labels=LABELS):
+    config = config or asked().config
+    model, notes = worlds.availability(text, config, labels)
+    assert model.num_clients == COUNT
+    return np.array(list(availability.masks(model, config.seed, ROUNDS, SECONDS))), notes
+
+
+HOURS = np.arange(ROUNDS)[:, None] * SECONDS / 3600  # of each mask
+
+
+def diurnal(zones, start, hours):
+    return (HOURS + zones - start) % 24 < hours
+
+
+def test_always_is_everybody():
+    assert masks("always")[0].all() and masks("always()")[0].all()
+
+
+def test_cyclic_draws_phases_over_the_period():
+    period, on = 86400.0, 20000.0
+    rng = np.random.default_rng([5, int.from_bytes(b"PHAS", "big")])
+    phase = rng.random(COUNT) * period
+    expected = (HOURS * 3600 + phase) % period < on
+    np.testing.assert_array_equal(masks("cyclic(86400,20000)")[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "hours"),
+    [("diurnal", 22, 8), ("diurnal(20)", 20, 8), ("diurnal( 1.25, 3.5 )", 1.25, 3.5)],
+)
+def test_diurnal_draws_zones_of_whole_hours(text, start, hours):
+    rng = np.random.default_rng([5, int.from_bytes(b"ZONE", "big")])
+    zones = rng.integers(0, 24, COUNT)
+    assert len({*zones}) > 3
+    np.testing.assert_array_equal(masks(text)[0], diurnal(zones, start, hours))
+
+
+def test_label_models_go_with_the_main_label():
+    """Their own part of the period, and a zone of 24 l / 10 hours."""
+    part = np.floor(10 * (HOURS * 3600 % 50000) / 50000)
+    np.testing.assert_array_equal(masks("label(50000)")[0], part == LABELS)
+    expected = diurnal(2.4 * LABELS, 22.05, 8)  # off the half hours, where rounding decides
+    np.testing.assert_array_equal(masks("label_diurnal(22.05,8)")[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("bernoulli(0.3,1800)", 0.3), ("markov(1000,3000)", 0.25)]
+)
+def test_random_models_have_their_share(text, share):
+    """2400 draws. With e^(-1800 / 750) = 0.09 between rounds a correlated mean's deviation is
+    sqrt(p q / 2400 (1 + 2 * 0.09 / 0.91)) < 0.0104: five of them."""
+    assert abs(masks(text)[0].mean() - share) < 5 * 0.0104
+
+
+WRITERS = {
+    "fedscale": trace_samples.write_fedscale,
+    "flash": trace_samples.write_flash,
+    "csv": trace_samples.write_csv,
+    "npz": trace_samples.write_npz,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_traces_first_clients_are_taken_and_that_is_said(tmp_path, name):
+    path = tmp_path / "a, (b).file"  # commas and parentheses belong to the path
+    trace = WRITERS[name](path, 3, 20)
+    found, notes = masks(f"{name}({path})")
+    now = HOURS[:, 0] * 3600
+    expected = np.zeros_like(found)
+    for client, start, stop in zip(*trace[:3], strict=True):
+        if client < COUNT:
+            at = now % trace.period[client]
+            expected[:, client] |= (start <= at) & (at < stop)
+    np.testing.assert_array_equal(found, expected)
+    assert notes == [
+        f"trace     {path}: the first 12 of 20 clients, {(trace.client < 12).sum()} windows"
+    ]
+
+
+def test_a_trace_that_does_not_reach(tmp_path):
+    path = tmp_path / "a.csv"
+    config = asked().config
+    trace_samples.write_csv(path, 3, 11)
+    with pytest.raises(ValueError, match=r"num_clients: found 12, legal: up to 11, those of the"):
+        worlds.availability(f"csv({path})", config, None)
+    lines = ["client,start,stop,period", *(f"{c},0,{c // 12},9" for c in range(13))]
+    path.write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"found 12 that are never there, legal: more"):
+        worlds.availability(f"csv({path})", config, None)
+    with pytest.raises(FileNotFoundError):
+        worlds.availability(f"npz({path}x)", config, None)
+
+
+@pytest.mark.parametrize("form", DISTRIBUTIONS)
+def test_distributions_have_the_arguments_and_defaults_of_the_library(form):
+    name, _, inside = form.rstrip(")").partition("(")
+    known = inspect.signature(getattr(speed, name)).parameters
+    written = [word.partition("=")[::2] for word in inside.split(",")]
+    if name == "three_classes":
+        edges = [float(value) for _, value in written[1:]]
+        assert tuple(zip(edges[::2], edges[1::2], strict=True)) == known["ranges"].default
+        written = written[:1]
+        known = {"concentration": known["concentration"]}
+    assert list(known) == [argument for argument, _ in written]
+    for argument, value in written:
+        default = known[argument].default
+        assert default == (float(value) if value else inspect.Parameter.empty)
+
+
+@pytest.mark.parametrize(
+    ("text", "law"),
+    [
+        ("constant(2)", speed.constant(2.0)),
+        ("uniform(1,2)", speed.uniform(1.0, 2.0)),
+        ("exponential(3)", speed.exponential(3.0)),
+        ("log_normal(0,0.6,0.1)", speed.log_normal(0.0, 0.6, 0.1)),
+        ("log_normal(0)", speed.log_normal(0.0)),
+        ("half_normal", speed.half_normal()),
+        ("pareto(2,1e-1)", speed.pareto(2.0, 0.1)),
+        ("three_classes(2,1,2,3,5,50,80)", speed.three_classes(2.0, speed.LARGE)),
+    ],
+)
+def test_a_distribution_is_the_one_of_that_name(text, law):
+    draws = [one(np.random.default_rng([0]), 50) for one in (law, worlds.distribution("a", text))]
+    np.testing.assert_array_equal(*draws)
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=0, max_size=4))
+@settings(max_examples=50, derandomize=True)
+def test_numbers_are_read_as_they_are_written(numbers):
+    """log_normal has three arguments, uniform two without a default."""
+    text = f"({','.join(map(repr, numbers))})"
+    defaults = (1.0, 0.6, 0.005)
+    expected = ("log_normal", (*numbers, *defaults[len(numbers) :])) if len(numbers) < 4 else None
+    assert expression(f"log_normal{text}", DISTRIBUTIONS) == expected
+    expected = ("uniform", tuple(numbers)) if len(numbers) == 2 else None
+    assert expression(f"uniform{text}", DISTRIBUTIONS) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "norm(1)", "constant", "constant()", "constant(a)", "constant(1,2)", "constant(nan)",
+     "constant(1", "constant(1)x", "constant(1,)", "uniform(1)", "uniform(,1)", "csv(a)"],
+)  # fmt: skip
+def test_what_is_no_distribution(text):
+    assert expression(text, DISTRIBUTIONS) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["always(1)", "bernoulli", "bernoulli(0.5)", "csv", "csv()", "csv( )", "label", "Always"],
+)
+def test_what_is_no_availability(text):
+    assert expression(text, AVAILABILITIES) is None
+
+
+def test_a_number_out_of_range_is_said_with_its_flag():
+    with pytest.raises(ValueError, match=r"^--step=constant\(-1\): value: found -1.0, legal: a fi"):
+        worlds.distribution("step", "constant(-1)")
+    with pytest.raises(ValueError, match=r"^--availability=bernoulli\(2,1\): p: found 2.0, legal:"):
+        masks("bernoulli(2,1)")
+
+
+def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
+    labels, starts = np.array([2, 1, 1, 2, 0, 2, 2, 3]), np.array([0, 4, 7, 7, 8])
+    np.testing.assert_array_equal(make.main_labels(labels, starts, 4), [1, 2, 0, 3])
+
+
+def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
+    made = [world(asked(f"--rule={rule}")) for rule in ("paper", "rounds")]
+    expected = ccfl.random_schedule(5, 30, COUNT, 3, 5, 3, 2.0)
+    for one in made:
+        assert one.schedule.digest() == expected.digest() and one.log is None
+        assert (one.schedule.num_clients, one.schedule.work_unit) == (COUNT, "epochs")
+    assert made[0].schedule.time is None
+    np.testing.assert_array_equal(made[1].schedule.time, 60.0 * np.arange(1, 31))
+
+
+def test_rounds_take_those_who_are_available():
+    made = world(
+        asked("--rule=rounds", "--availability=label(5000)", "--round_seconds=100", "--max_delay=0")
+    )
+    schedule, labels = made.schedule, made.labels
+    part = np.repeat(np.floor(np.arange(30) * 100 * 10 / 5000).astype(int)[:, None], 3, axis=1)
+    np.testing.assert_array_equal(labels[schedule.client][schedule.present], part[schedule.present])
+    filled = np.minimum((labels == part[:, :1]).sum(axis=1), 3)
+    np.testing.assert_array_equal(schedule.present.sum(axis=1), filled)
+    assert 0 < filled.sum() < 90 and schedule.staleness.max() == 0
+
+
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_the_clock_has_the_clients_of_the_run(unit):
+    ours = asked(
+        f"--local_{unit}=2", "--step=log_normal(0,0.6,10)", "--download=uniform(1,2)",
+        "--upload=constant(4)", "--task=half_normal(0.1,1)", "--extra=exponential(3)",
+        "--concurrency=7", "--start=poisson", "--rate=0.5", "--max_staleness=4", "--timeout=30",
+        "--on_timeout=skip", "--work_correlation=-0.5", "--availability=markov(900,300)",
+    )  # fmt: skip
+    made = world(ours)
+    train, _, _ = parts.load("digits", None)
+    rows = parts.clients(ours.config, train)
+    each = np.array([math.ceil(len(own) / 20) for own in rows])
+    devices = speed.draw_devices(
+        5, COUNT, speed.log_normal(0, 0.6, 10), speed.uniform(1, 2), speed.constant(4),
+        speed.half_normal(0.1, 1), speed.exponential(3),
+    )  # fmt: skip
+    schedule, log = event_clock.clock_schedule(
+        5, 30, devices, availability.markov(COUNT, 900.0, 300.0),
+        event_clock.Server(3, 7, "poisson", 0.5, 4, 30.0, "skip"),
+        Work(2, 2.0, -0.5, each if unit == "epochs" else None),
+    )  # fmt: skip
+    assert made.schedule.digest() == schedule.digest() and made.schedule.work_unit == unit
+    for one, other in zip(made.log, log, strict=True):
+        np.testing.assert_array_equal(one, other)
+    steps = np.zeros(schedule.client.shape, int)
+    for t, k in np.ndindex(*steps.shape):
+        if schedule.present[t, k]:
+            of = each[schedule.client[t, k]] if unit == "epochs" else 1
+            steps[t, k] = schedule.work[t, k] * of
+    np.testing.assert_array_equal(made.steps, steps)
+    main = [np.bincount(train["y"][own], minlength=10).argmax() for own in rows]
+    np.testing.assert_array_equal(made.labels, main)
+    assert made.model_bytes == 4 * (64 * 10 + 10)  # logistic regression on 8x8 images
+
+
+def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
+    """20 rows a batch, a forward and two backward parts; a model of 2,600 bytes of 8 bits."""
+    path = tmp_path / "capacity"
+    milliseconds, kilobits = trace_samples.write_capacity(path, 1, 15)
+    made = world(asked(f"--capacity={path}", "--extra=constant(0.5)"))
+    assert made.notes == [f"capacity  {path}: the first 12 of 15 devices"]
+    first, log = np.asarray(milliseconds)[made.log.client], made.log
+    sent = 2 * 2600 * 8 / 1000 / np.asarray(kilobits)[log.client]
+    train, _, _ = parts.load("digits", None)
+    each = np.array([math.ceil(len(own) / 20) for own in parts.clients(asked().config, train)])
+    steps = log.work * each[log.client]
+    np.testing.assert_allclose(
+        log.stop - log.start, steps * 3 * 20 * first / 1000 + sent + 0.5, rtol=1e-9
+    )
+    trace_samples.write_capacity(path, 1, 11)
+    with pytest.raises(ValueError, match="num_clients: found 12, legal: up to 11, the devices of"):
+        world(asked(f"--capacity={path}"))
+
+
+def test_a_log_is_read_back_with_its_own_schedule_alone(tmp_path):
+    made, other = (world(asked(f"--seed={seed}")) for seed in (0, 1))
+    path, log = tmp_path / "a.log.npz", made.log
+    log.save(path)
+    found = EventLog.load(path)
+    for one, kept in zip(found, log, strict=True):
+        np.testing.assert_array_equal(one, kept)
+        assert np.asarray(one).dtype == np.asarray(kept).dtype
+    assert found.makes(made.schedule)
+    assert not found.makes(other.schedule) and not found.makes(made.schedule.replace(time=None))
+    for wrong in (
+        log._replace(round=log.round + 1),
+        log._replace(round=np.where(log.round >= 0, 0, -1)),
+    ):
+        wrong.save(path)
+        assert not EventLog.load(path).makes(made.schedule)
+    for wrong in (
+        log._replace(stop=np.where(log.start == 0, np.nan, log.stop)),
+        log._replace(fate=log.fate + 4),
+        log._replace(client=log.client[1:]),
+    ):
+        wrong.save(path)
+        with pytest.raises(ValueError, match=r"a.log.npz: .*found "):
+            EventLog.load(path)
+    path.write_text("no npz")
+    with pytest.raises(ValueError, match=r"a.log.npz: not a readable npz"):
+        EventLog.load(path)

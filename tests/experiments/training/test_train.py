@@ -1,0 +1,323 @@
+"""experiments/train.py and training/: one command, its folder, its exit codes."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from small_runs import config_of, main, restored, rows_of, without_clocks
+
+import ccfl_jax as ccfl
+from ccfl_jax.engine.streaming import cut
+from ccfl_jax.runs import metrics, run_config
+from experiments.config import flag_rules
+from experiments.training import devices, intervals, parts, run_setup, train_loop
+
+
+def test_folder_of_a_run(straight):
+    folder, rows = straight
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "curves.png",
+        "metrics.jsonl",
+        "schedule.npz",
+    ]
+    saved = json.loads((folder / run_config.CONFIG).read_text())
+    saved.pop("environment")
+    assert saved == dataclasses.asdict(
+        config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}")
+    )
+    assert (folder / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert rows_of(folder) == rows
+    assert ccfl.Schedule.load(folder / metrics.SCHEDULE).client.shape == (6, 3)
+
+
+def test_rows_of_a_run(straight, ready):
+    folder, rows = straight
+    assert [row["round"] for row in rows] == [0, 2, 4, 6]
+    assert rows[0]["compile_seconds"] > 0
+    assert [row["compile_seconds"] for row in rows[1:]] == [None] * 3
+    assert (rows[0]["train_loss"], rows[0]["train_accuracy"]) == (None, None)
+    assert [row["participants"] for row in rows] == [None, 6, 6, 6]
+    assert [row["client_updates"] for row in rows] == [0, 6, 12, 18]
+    assert rows[0]["seconds"] == 0 < rows[1]["seconds"] < rows[2]["seconds"] < rows[3]["seconds"]
+    assert not any(row["diverged"] for row in rows)
+    assert rows[-1]["test_loss"] < rows[0]["test_loss"]
+    # Work is counted in epochs: samples of a slot = work * the client's samples.
+    schedule = ccfl.Schedule.load(folder / metrics.SCHEDULE)
+    sizes = np.asarray(ready.data.sizes)
+    samples = np.cumsum((schedule.work * sizes[schedule.client]).sum(axis=1))
+    assert [row["samples"] for row in rows] == [0, *samples[1::2].tolist()]
+    steps = schedule.work * np.ceil(sizes[schedule.client] / 20)
+    np.testing.assert_allclose(
+        [row["mean_steps"] for row in rows[1:]], steps.reshape(3, 6).mean(axis=1)
+    )
+    np.testing.assert_allclose(
+        [row["mean_staleness"] for row in rows[1:]],
+        schedule.staleness.reshape(3, 6).mean(axis=1),
+    )
+
+
+def test_test_metrics_are_those_of_the_final_model(straight, ready):
+    folder, rows = straight
+    params = restored(folder, ready.progress.states).params
+    x, y = (np.asarray(ready.test[name]) for name in ("x", "y"))
+    dense = jax.tree.map(np.float64, params["dense"])
+    logits = x.reshape(len(x), -1) @ dense["kernel"] + dense["bias"]
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
+    assert len(y) == 360
+    assert rows[-1]["test_accuracy"] == (logits.argmax(axis=1) == y).mean()
+    assert math.isclose(rows[-1]["test_loss"], losses.mean(), rel_tol=1e-5)
+
+
+def test_a_run_on_more_devices_is_the_same_run(straight, tmp_path):
+    folder = tmp_path / "spread"
+    assert main("--rounds=6", "--eval_every=2", "--devices=2", f"--out_dir={folder}") == 0
+    for one, two in zip(straight[1], rows_of(folder), strict=True):
+        assert one["samples"] == two["samples"]
+        assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-5)
+
+
+def test_a_run_in_bfloat16_is_nearly_the_same_run(straight, tmp_path, capsys):
+    folder = tmp_path / "short"
+    args = ["--rounds=6", "--eval_every=2", "--compute_dtype=bfloat16", f"--out_dir={folder}"]
+    assert main(*args) == 0
+    assert "computed in bfloat16" in capsys.readouterr().out
+    short, long = ([row["test_loss"] for row in rows] for rows in (rows_of(folder), straight[1]))
+    assert short != long
+    np.testing.assert_allclose(short, long, rtol=0.02)
+
+
+def test_a_streamed_run_is_the_same_run(straight, ready, tmp_path, capsys):
+    folder, memory = tmp_path / "streamed", 250_000
+    args = ["--rounds=6", "--eval_every=2", f"--out_dir={folder}"]
+    assert main(*args, "--data_memory=0.25") == 0
+    assert without_clocks(rows_of(folder)) == without_clocks(straight[1])
+    pieces = cut(ccfl.Schedule.load(folder / metrics.SCHEDULE), ready.data, memory)
+    lengths = np.diff(pieces.starts)
+    assert len(lengths) > 3 and 2 * pieces.nbytes <= memory
+    header = capsys.readouterr().out.splitlines()[1]
+    assert header == (
+        f"data      digits: 1437 to train, 360 to test; streamed, {len(lengths)} pieces of "
+        f"{lengths.min()} to {lengths.max()} rounds, {pieces.nbytes / 1e6:.3g} MB each"
+    )
+
+
+def test_a_round_that_memory_cannot_hold(tmp_path, capsys):
+    folder = tmp_path / "a"
+    assert main(f"--out_dir={folder}", "--data_memory=0.01") == 2
+    assert capsys.readouterr().err.startswith(
+        "train: --data_memory: found 10000 bytes, legal: at least "
+    )
+    assert not folder.exists()
+
+
+def _fake_mesh(platform, *stats):
+    local = [SimpleNamespace(platform=platform, memory_stats=lambda s=s: s) for s in stats]
+    return SimpleNamespace(devices=np.array(local), local_devices=local)
+
+
+@pytest.mark.parametrize(
+    ("flag", "mesh", "expected"),
+    [
+        ([], _fake_mesh("cpu", None), None),
+        ([], _fake_mesh("gpu", {"bytes_limit": 80 * 10**9}), None),
+        ([], _fake_mesh("gpu", {"bytes_limit": 30 * 10**9}), 15 * 10**9),
+        ([], _fake_mesh("gpu", {"bytes_limit": 80 * 10**9}, {"bytes_limit": 9 * 10**9 + 7}),
+         4500 * 10**6),
+        ([], _fake_mesh("tpu", None), None),
+        (["--data_memory=20000"], _fake_mesh("gpu", {"bytes_limit": 10**9}), None),
+        (["--data_memory=16000"], _fake_mesh("cpu", None), 16 * 10**9),
+    ],
+)  # fmt: skip
+def test_data_are_streamed_where_half_the_memory_is_too_little(flag, mesh, expected):
+    images = np.broadcast_to(np.float32(0), (20_000_000, 200))  # 16 GB that take 4 bytes
+    data = ccfl.FederatedData({"x": images}, np.arange(10), np.array([0, 10]))
+    assert run_setup._memory(config_of(*flag), data, mesh) == expected
+
+
+def test_evaluations_and_long_stretches_cut_pieces(ready):
+    """700 rounds, evaluated every 300, on data that are there: at most 250 at once."""
+    schedule = ccfl.random_schedule(0, 700, 12, 3)
+    long = ready.program._replace(
+        schedules=[schedule],
+        config=dataclasses.replace(ready.config, rounds=700, eval_every=300),
+        parts=lambda first: [([schedule.rounds(first, 700)], ready.data)],
+    )
+    pieces = [piece.client for (piece,), _ in train_loop._pieces(long, 0)]
+    assert [len(piece) for piece in pieces] == [0, 250, 50, 250, 50, 100]
+    np.testing.assert_array_equal(np.concatenate(pieces), schedule.client)
+    later = [piece.client for (piece,), _ in train_loop._pieces(long, 290)]
+    assert [len(piece) for piece in later] == [0, 10, 250, 50, 100]
+    np.testing.assert_array_equal(np.concatenate(later), schedule.client[290:])
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--num_clients=200"], ["2000", "1437"]),  # 200 clients of at least 10 samples
+        (
+            ["--dataset=synthetic", "--partition=natural"],
+            ["--num_clients: found 12", "legal: 100, the clients of synthetic"],
+        ),
+        (["--devices=64"], ["--devices: found 64, legal: 1 to 4, the cpu devices here"]),
+        (
+            ["--dataset=fashion_mnist", "--data_dir=no/such/folder"],
+            ["no/such/folder", "train-images-idx3-ubyte"],
+        ),
+    ],
+)
+def test_data_that_do_not_fit(tmp_path, monkeypatch, capsys, args, parts):
+    monkeypatch.chdir(tmp_path)
+    assert main(*args) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert all(part in error for part in parts), error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_natural_clients_keep_their_own_samples(tmp_path):
+    args = ["--dataset=synthetic", "--partition=natural", "--num_clients=100"]
+    data = run_setup.prepare(config_of(*args, f"--out_dir={tmp_path / 'a'}")).data
+    train_set, _ = ccfl.load_dataset("synthetic")
+    np.testing.assert_array_equal(data.sizes, np.bincount(train_set["client"], minlength=100))
+    np.testing.assert_array_equal(data.client(7)["x"], train_set["x"][train_set["client"] == 7])
+
+
+def test_default_folders_are_numbered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [run_setup.prepare(config_of()).config.out_dir for _ in range(2)]
+    assert folders == ["runs/digits-cc_fedams-001", "runs/digits-cc_fedams-002"]
+    assert json.loads(Path(folders[1], run_config.CONFIG).read_text())["out_dir"] == folders[1]
+
+
+def test_seed_and_what_it_does_not_touch(tmp_path):
+    def prepared(name, *args):
+        ready = run_setup.prepare(config_of(f"--out_dir={tmp_path / name}", *args))
+        model = jax.tree.leaves(ready.progress.states.params)
+        return ready, [*jax.tree.leaves(ready.schedule), ready.data.indices], model
+
+    _, plan, model = prepared("a")
+    _, same_plan, same_model = prepared("b", "--seed=0")
+    for ours, theirs in zip(plan + model, same_plan + same_model, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    _, other_plan, other_model = prepared("c", "--seed=1")
+    for k in (0, 1, 2, 4):  # client, staleness, work, partition; every slot is present
+        assert not np.array_equal(plan[k], other_plan[k])
+    assert not np.array_equal(model[-1], other_model[-1])
+    # Cohorts, staleness and partition hang on the seed only.
+    args = ["--model=mlp", "--local_epochs=2", "--server=cc_fedsgd", "--batch_size=7"]
+    _, moved_plan, _ = prepared("d", *args)
+    for k in (0, 1, 3, 4):
+        np.testing.assert_array_equal(plan[k], moved_plan[k])
+
+
+def test_rates_are_no_part_of_the_program(tmp_path):
+    """So the compilation cache serves all of them; another batch size is another program."""
+
+    def program(name, *args):
+        ready = run_setup.prepare(config_of(f"--out_dir={tmp_path / name}", *args))
+        run_setup.close(ready)
+        round_fn = jax.tree_util.Partial(
+            parts.round_at(ready.config, ready.task, None), parts.rates(ready.config)
+        )
+        row = jax.tree.map(lambda a: a[0], ready.schedule.rounds(0, 1))
+        return (
+            jax.jit(lambda f, *rest: f(*rest))
+            .lower(round_fn, ready.progress.states, row, ready.data)
+            .as_text()
+        )
+
+    first = program("a", "--server_lr=0.1", "--local_lr=0.01")
+    assert program("b", "--server_lr=0.7", "--local_lr=0.03") == first
+    own = ["--b1=0.5", "--b2=0.9", "--eps=0.01", "--initial_accumulator=0.1"]
+    assert program("c", *own) == first
+    assert program("d", "--batch_size=7") != first
+
+
+def test_every_server_gets_its_hyperparameters(tmp_path):
+    gradient = {"x": np.array([0.5, -0.25], np.float32)}
+    chosen = dict(b1=0.5, b2=0.7, eps=0.1, initial_accumulator=0.2)
+    for server, names in flag_rules.SERVERS.items():
+        rate = 1.0 if server == "cc_fedavg" else 0.3
+        args = [f"--{name}={chosen[name]}" for name in names]
+        config = config_of(f"--server={server}", f"--server_lr={rate}", *args)
+        transform = parts.server(config, parts.rates(config))
+        hyper = {name: chosen[name] for name in names}
+        expected = getattr(ccfl, server)(*([] if server == "cc_fedavg" else [rate]), **hyper)
+        ours, theirs = (
+            t.update(gradient, t.init(gradient), gradient)[0] for t in (transform, expected)
+        )
+        np.testing.assert_allclose(ours["x"], theirs["x"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("begun", "end", "every", "saved", "stops"),
+    [
+        (0, 6, 2, None, [2, 4, 6]),
+        (0, 5, 2, None, [2, 4, 5]),
+        (0, 3, 10, None, [3]),
+        (3, 6, 2, None, [4, 6]),
+        (4, 6, 2, None, [6]),
+        (4, 4, 2, None, [4]),
+        (0, 7, 3, 2, [2, 3, 4, 6, 7]),
+        (2, 7, 9, 3, [3, 6, 7]),
+    ],
+)
+def test_evaluations_and_checkpoints_are_due(begun, end, every, saved, stops):
+    cadences = [f"--eval_every={every}", f"--rounds={end or 1}"]
+    config = config_of(*cadences, *([f"--checkpoint_every={saved}"] if saved else []))
+    assert intervals.stops(config, begun, end) == stops
+    for done in stops:
+        due = done % every == 0 or done == end
+        assert intervals.is_evaluation(config, done) == due
+        due = due if saved is None else done % saved == 0 or done == end
+        assert intervals.is_checkpoint(config, done) == due
+
+
+@pytest.mark.parametrize("value", ["off", "here"])
+def test_compiled_programs_are_kept_unless_off(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    updates = {}
+    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    devices._keep_compiled(value)
+    folder = updates.get("jax_compilation_cache_dir")
+    assert (folder is None) == (value == "off")
+    assert folder is None or Path(folder).parent == Path("here")
+
+
+def test_the_command_says_that_a_huge_rate_blew_up(tmp_path):
+    root = Path(__file__).parents[3]
+    args = ["--preset=digits", "--rounds=2", "--server_lr=1e6", "--compilation_cache=off"]
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.train", *args],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert (done.returncode, done.stderr) == (3, "")  # no progress bar outside a terminal
+    lines = done.stdout.splitlines()
+    words = ["run", "data", "clients", "local", "method", "rounds", "model", "device", "result"]
+    assert [line.split()[0] for line in lines] == [*words, "speed", "DIVERGED", "curves"]
+    curves = tmp_path / lines[-1].split()[1]
+    assert curves.is_file()
+    rows = rows_of(curves.parent)
+    assert [(row["round"], row["diverged"]) for row in rows] == [(0, False), (2, True)]
+    assert rows[1]["test_loss"] > 1000 * rows[0]["test_loss"]
+
+
+def test_xla_flags_are_set_once(monkeypatch):
+    """Kept programs are found under the same flags only; what a user gave comes last and counts."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
+    for _ in range(2):
+        devices.make_host_devices(jax.config.jax_num_cpu_devices)
+        assert os.environ["XLA_FLAGS"] == f"{devices._ON_ONE_CORE} --xla_of_the_user=1"

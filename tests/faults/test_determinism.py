@@ -1,0 +1,170 @@
+"""The same command gives the same bytes, and no global generator is read or changed."""
+
+import csv
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from problems import federated, small_corpus, softmax_task
+
+import ccfl_jax as ccfl
+from ccfl_jax.data.synthetic import synthetic
+from experiments import sweep, train
+from experiments.benchmarks import workloads
+from experiments.corpora import debian
+
+ROOT = Path(__file__).parents[2]
+RUN = [
+    "--dataset=digits", "--model=logistic", "--num_clients=12", "--buffer_size=3", "--max_delay=2",
+    "--local_epochs=1", "--rounds=4", "--eval_every=2", "--devices=1", "--compilation_cache=off",
+]  # fmt: skip
+COMMANDS = {
+    "train": ["--server_lr=0.1", "--noprogress"],
+    "sweep": ["--vary=server_lr=0.1,3e38 seed=0,1"],  # of which half diverges
+}
+CLOCKS = ("seconds", "compile_seconds")
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    """Both commands in two processes with other hash seeds."""
+    folder = tmp_path_factory.mktemp("twice")
+    for name, own in COMMANDS.items():
+        command = [sys.executable, "-m", f"experiments.{name}", *RUN, *own, f"--out_dir={name}"]
+        started = []
+        for seed in ("1", "2"):
+            (folder / seed).mkdir(exist_ok=True)
+            env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+            started.append(subprocess.Popen(command, cwd=folder / seed, env=env, stdout=-3))
+        assert {process.wait(900) for process in started} == {0 if name == "train" else 3}
+    return folder / "1", folder / "2"
+
+
+def without_clocks(text):
+    """JSON with the numbers of the time fields cut out of its text, nothing else touched."""
+    return re.sub(rf'"({"|".join(CLOCKS)})": [^,}}]*', r'"\1": ', text)
+
+
+def test_two_processes_write_the_same_run(twice):
+    texts = [without_clocks((folder / "train/metrics.jsonl").read_text()) for folder in twice]
+    assert texts[0] == texts[1] and texts[0].count("\n") == 3
+    assert texts[0].count('"seconds": ,') == 3  # what was cut out is there
+    schedules = [np.load(folder / "train/schedule.npz", allow_pickle=False) for folder in twice]
+    assert {*schedules[0]} == {*schedules[1]} >= {"client", "staleness", "work", "present"}
+    for name in schedules[0]:
+        np.testing.assert_array_equal(*(schedule[name] for schedule in schedules))
+    configs = [(folder / "train/config.json").read_bytes() for folder in twice]
+    assert configs[0] == configs[1]
+
+
+def test_two_processes_write_the_same_sweep(twice):
+    tables = []
+    for folder in twice:
+        with open(folder / "sweep/results.csv", newline="") as file:
+            tables.append([{**row, **dict.fromkeys(CLOCKS)} for row in csv.DictReader(file)])
+    assert tables[0] == tables[1] and len({row["trial"] for row in tables[0]}) == 4
+    names = [path.relative_to(twice[0]) for path in (twice[0] / "sweep").rglob("*.json")]
+    for name in names:
+        texts = [without_clocks((folder / name).read_text()) for folder in twice]
+        assert texts[0] == texts[1], name
+    assert len(names) == 5  # four trials and the summary
+
+
+def test_files_are_strict_json_also_of_what_diverged(twice):
+    def refuse(name):
+        raise AssertionError(name)
+
+    for path in [path for path in twice[0].rglob("*.json*") if "checkpoints" not in path.parts]:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        values = [json.loads(line, parse_constant=refuse) for line in lines]
+        if "3e38" in path.name:
+            assert values[0]["rows"][-1]["test_accuracy"] is None and values[0]["rows"]
+
+
+def lists(folder):
+    """A corpus from lists as apt has them."""
+    text = "".join(
+        f"Package: p{k}\nMaintainer: m{k % 3}\nTag: a::b{k}\nDescription: A tool\n It is {k}.\n\n"
+        for k in range(9)
+    )
+    (folder / "a_Packages").write_text(text)
+    return debian.read_examples([folder / "a_Packages"])
+
+
+def cifar(folder):
+    for name in (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"):
+        (folder / name).write_bytes(bytes(3073))
+    return ccfl.load_dataset("cifar10", folder)
+
+
+def fashion(folder):
+    for part in ("train", "t10k"):
+        images = bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 28, 0, 0, 0, 28, *range(16)] + [0] * 768)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(images)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1, 7]))
+    return ccfl.load_dataset("fashion_mnist", folder)
+
+
+def small_run(folder):
+    data, arrays, _ = federated([3, 5, 2, 4])
+    task, server = softmax_task(), ccfl.cc_fedams(0.1)
+    round_fn = ccfl.build_round(task, server, 0.1, 2)
+    start = ccfl.init_state(task, server, jax.random.key(0), 3)
+    schedule = ccfl.random_schedule(0, 4, 4, 2, max_delay=2)
+    end, info = ccfl.run_rounds(round_fn, start, schedule, data)
+    streamed = [piece.client for piece, _ in ccfl.stream_rounds(schedule, data, 10**5)]
+    return end.params, info, ccfl.evaluate(task, end.params, arrays), streamed
+
+
+def a_run(folder):
+    assert train.main(["train", *RUN, *COMMANDS["train"], f"--out_dir={folder}"]) == 0
+    return without_clocks((folder / "metrics.jsonl").read_text())
+
+
+def a_sweep(folder):
+    assert (
+        sweep.main(["sweep", *RUN, "--vary=server_lr=0.1", "--rounds=2", f"--out_dir={folder}"])
+        == 0
+    )
+    return [without_clocks(path.read_text()) for path in sorted(folder.glob("trials/*"))]
+
+
+LABELS = np.arange(60) % 3
+CONSUMERS = {
+    "digits": lambda folder: ccfl.load_dataset("digits"),
+    "synthetic": lambda folder: synthetic(3),
+    "fashion_mnist": fashion,
+    "cifar10": cifar,
+    "corpus": small_corpus,
+    "lists": lists,
+    "iid": lambda folder: ccfl.partition_iid(LABELS, 4, 0),
+    "dirichlet": lambda folder: ccfl.partition_dirichlet(LABELS, 4, 0.5, 0, min_size=9),
+    "dirichlet_client": lambda folder: ccfl.partition_dirichlet(LABELS, 4, 0.5, 0, by="client"),
+    "schedule": lambda folder: ccfl.random_schedule(0, 9, 20),
+    "workload": lambda folder: workloads.logistic_many(2, 50, 5, 4, 30).data.arrays,
+    "run": small_run,
+    "train": a_run,
+    "sweep": a_sweep,
+}
+
+
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_global_generators_are_neither_read_nor_changed(name, tmp_path):
+    results = []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        before = repr((random.getstate(), np.random.get_state()))  # noqa: NPY002
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        results.append(jax.tree.leaves(CONSUMERS[name](folder)))
+        assert repr((random.getstate(), np.random.get_state())) == before  # noqa: NPY002
+    for first, second in zip(*results, strict=True):
+        np.testing.assert_array_equal(first, second)

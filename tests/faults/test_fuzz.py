@@ -1,0 +1,308 @@
+"""Every reader of files but those of traces (`test_fuzz_traces.py`), fed as `fuzzing` says.
+
+A new reader is a line in READERS: its valid files, and a function of their folder that reads them
+and asserts what it promises.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import io
+import json
+import lzma
+import sqlite3
+import tempfile
+import zipfile
+from pathlib import Path
+
+import corpus
+import data_files
+import jax
+import numpy as np
+import pytest
+from fuzzing import SHARES, Reader, check_reader, legal_config, written
+
+from ccfl_jax import Schedule
+from ccfl_jax import data as fd
+from ccfl_jax.runs import metrics, run_config
+from experiments.config import run_flags
+from experiments.config.sweep_flags import Trial
+from experiments.corpora import debian
+from experiments.figures import curves
+from experiments.paper import presets
+from experiments.sweeps import lines, results, selection, summaries
+
+# What is legal, and what is promised.
+
+
+def read_idx(folder):
+    (path,) = folder.iterdir()
+    array = fd.read_idx(path)
+    assert array.dtype == np.uint8 and array.size and 1 <= array.ndim <= 8
+
+
+def read_images(name, shape):
+    def read(folder):
+        for part in fd.load_dataset(name, folder):
+            assert part["x"].dtype == np.uint8 and part["x"].shape[1:] == shape
+            assert part["y"].dtype == np.int32 and part["y"].shape == part["x"].shape[:1]
+            assert 0 <= part["y"].min() <= part["y"].max() < fd.NUM_CLASSES[name]
+
+    return read
+
+
+def read_stackoverflow(**arguments):
+    def read(folder):
+        train, test, counts = corpus.load(folder, **arguments)
+        for part in (train, test):
+            assert len({len(array) for array in part.values()}) == 1
+            assert all(array.dtype == np.int32 for array in part.values())
+            assert part["x"].shape[1] == corpus.SMALL["max_words"] and part["y"].shape[1] >= 1
+            assert -2 <= part["x"].min() <= part["x"].max() < corpus.SMALL["vocabulary"]
+            assert -1 <= part["y"].min() <= part["y"].max() < corpus.SMALL["num_tags"]
+        assert (np.diff(train["client"]) >= 0).all() and (np.diff(train["client"]) <= 1).all()
+        assert train["client"][0] == 0 and test["client"].max() <= train["client"].max()
+        assert counts["clients"] >= counts["too_small"] >= 0
+
+    return read
+
+
+def database_of(message):
+    """The corpus with `message` as one of its examples."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.deserialize(CORPUS["corpus.sqlite"])
+        with db:
+            db.execute(
+                "UPDATE examples SET serialized_example_proto = ? WHERE rowid = 1", (message,)
+            )
+        return db.serialize()
+
+
+def packed(suffix, kind):
+    database = CORPUS["corpus.sqlite"]
+    others = {name: data for name, data in CORPUS.items() if name != "corpus.sqlite"}
+    return {f"corpus.sqlite{suffix}": lzma.compress(database, kind), **others}
+
+
+def behind_header(pages):
+    """A database of these bytes behind a header that is right about their number."""
+    head = bytearray(CORPUS["corpus.sqlite"][:100])
+    size = int.from_bytes(head[16:18], "big")
+    count = max(1, -(-(len(pages) + 100) // size))
+    head[28:32] = count.to_bytes(4, "big")
+    return (bytes(head) + pages).ljust(count * size, b"\0")
+
+
+SCHEDULE = Schedule(
+    np.array([[0, 1], [2, 2], [1, 0]], np.int32),
+    np.array([[0, 0], [1, 0], [2, 1]], np.int32),
+    np.array([[2, 4], [1, 3], [1, 1]], np.int32),
+    np.array([[True, True], [True, False], [False, True]]),
+    np.array([0.5, 1.0, 4.0]),
+)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def zipped_beside(name):
+    """Puts a damaged array into an otherwise legal file."""
+
+    def pack(content):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+            for field in ("client", "staleness", "work", "present", "time"):
+                whole = npy(getattr(SCHEDULE, field))
+                made.writestr(f"{field}.npy", content if field == name else whole)
+        return file.getvalue()
+
+    return pack
+
+
+def read_schedule(folder):
+    found = Schedule.load(folder / "schedule.npz")
+    dtypes = (np.int32, np.int32, np.int32, np.bool_)
+    for array, dtype in zip(jax.tree.leaves(found), dtypes, strict=False):
+        assert array.dtype == dtype and array.shape == found.client.shape
+        assert array.size == 0 or 0 <= array.min() <= array.max()
+    assert found.present.sum() == np.count_nonzero(found.present)
+    if found.time is not None:
+        assert found.time.dtype == np.float64 and found.time.shape == found.client.shape[:1]
+    found.check()
+
+
+CONFIG = run_flags.parse(["x", "--server_lr=0.5"])
+ROWS = [
+    {
+        "round": 10 * k,
+        "train_loss": 0.25 if k else None,
+        "train_accuracy": 0.5 if k else None,
+        "test_loss": 0.75,
+        "test_accuracy": 0.5,
+        "rejected_clients": {"3": 1},
+        "client_updates": 50 * k,
+        "samples": 1000 * k,
+        "seconds": 2.0 * k,
+        "diverged": False,
+    }
+    for k in range(3)
+]
+RUN = {
+    run_config.CONFIG: json.dumps(
+        {**dataclasses.asdict(CONFIG), "environment": {"devices": 2, "device": "cpu"}}
+    ).encode(),
+    metrics.METRICS: b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
+}
+TRIAL = Trial({"server_lr": "0.5"}, CONFIG)
+TRIAL_FILE = json.dumps(results.made(TRIAL, ROWS)._asdict()).encode()
+
+
+def read_rows(folder):
+    for row in metrics.read_rows(folder):
+        assert isinstance(row, dict) and type(row["round"]) is int
+
+
+def check_config(folder):
+    run_config.check(folder, dataclasses.asdict(CONFIG), ("out_dir",))
+
+
+def read_trial(folder):
+    path = folder / results.TRIALS / "server_lr=0.5.json"
+    path.parent.mkdir()
+    (folder / "server_lr=0.5.json").rename(path)
+    try:
+        for name, one in results.read(folder, {"server_lr=0.5": TRIAL}).items():
+            assert name == one.name and one.status in ("finished", "diverged")
+            # What a sweep and a reproduction do with it.
+            assert results.line(one) and selection.choices([one]) and selection.finals([one])
+    finally:
+        path.rename(folder / path.name)
+        path.parent.rmdir()
+
+
+def read_table(folder):
+    (row,) = summaries.of_folder(folder)
+    assert len(row) == 7 and all(isinstance(cell, str) for cell in row.values())
+
+
+def read_curves(folder):
+    ((rows,),) = lines.of_folder(folder, "seconds").values()
+    for name in ("seconds", "round", "train_accuracy", "test_accuracy"):
+        if name in rows[0]:
+            assert np.isfinite(
+                curves._column(rows, name)[~np.isnan(curves._column(rows, name))]
+            ).all()
+
+
+def draw_curves(folder):
+    ((rows,),) = lines.of_folder(folder, "seconds").values()
+    with tempfile.TemporaryDirectory() as elsewhere:
+        curves.draw_methods({"a": [rows]}, [Path(elsewhere) / "drawn.png"], "", "seconds")
+
+
+def read_flag_file(folder):
+    legal_config(run_flags.parse(["x", f"--flagfile={folder / 'a.flags'}"]))
+
+
+def read_presets(folder):
+    before = presets._FILE
+    presets._FILE = folder / "paper.toml"
+    try:
+        for name in presets.names():
+            if name == "fig3_beta":
+                presets.trial(presets.preset(name, {}), {"server": "cc_fedadam", "server_lr": 1.0})
+    finally:
+        presets._FILE = before
+
+
+PACKAGES = b"""Package: a
+Maintainer: A <a@b>
+Tag: role::x, use::y
+Description-md5: 1
+Description: short
+
+Package: b
+Maintainer: B <a@b>
+Tag: role::x
+Description: short b
+ long text of b
+ .
+ more
+"""
+LONG = b"Package: a\nDescription-md5: 1\nDescription-en: short\n long text\n .\n end\n\n"
+
+
+def read_lists(folder):
+    for example in debian.read_examples(sorted(folder.iterdir())):
+        assert example.split in ("train", "test", "heldout") and example.client >= 0
+        assert all(isinstance(word, str) for word in example.title + example.body + example.tags)
+
+
+IDX = data_files.idx_bytes(np.arange(24).reshape(2, 3, 4))
+FASHION = written(lambda folder: data_files.write_fashion(folder))
+CORPUS = written(lambda folder: corpus.write(folder))
+MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
+NPZ = written(lambda folder: SCHEDULE.save(folder / "schedule.npz"))
+PRESETS = presets._FILE.parent
+
+READERS = {
+    "IDX": Reader({"numbers.idx": IDX}, read_idx),
+    "IDX packed": Reader({"numbers.gz": gzip.compress(IDX, mtime=0)}, read_idx),
+    "IDX in gzip": Reader({"numbers.gz": IDX}, read_idx, {"numbers.gz": gzip.compress}),
+    "Fashion-MNIST": Reader(FASHION, read_images("fashion_mnist", (28, 28, 1))),
+    **{
+        name: Reader(
+            written(lambda folder, name=name: data_files.write_cifar(folder, name, 1)),
+            read_images(name, (32, 32, 3)),
+            examples=240,
+        )
+        for name in ("cifar10", "cifar100")
+    },
+    "Stack Overflow": Reader(CORPUS, read_stackoverflow(), examples=800),
+    "Stack Overflow by index": Reader(CORPUS, read_stackoverflow(num_clients=1, max_test=1)),
+    "Stack Overflow's pages": Reader(
+        {**CORPUS, "corpus.sqlite": CORPUS["corpus.sqlite"][100:]},
+        read_stackoverflow(),
+        {"corpus.sqlite": behind_header},
+        examples=800,
+    ),
+    "Stack Overflow in xz": Reader(packed(".xz", lzma.FORMAT_XZ), read_stackoverflow()),
+    "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_stackoverflow()),
+    "example in SQLite": Reader(
+        {**CORPUS, "corpus.sqlite": MESSAGE}, read_stackoverflow(), {"corpus.sqlite": database_of}
+    ),
+    "schedule": Reader(NPZ, read_schedule, examples=800),
+    **{
+        f"schedule's {name}": Reader(
+            {"schedule.npz": npy(getattr(SCHEDULE, name))},
+            read_schedule,
+            {"schedule.npz": zipped_beside(name)},
+            examples=240,
+        )
+        for name in ("client", "present", "time")
+    },
+    "rows": Reader({metrics.METRICS: RUN[metrics.METRICS]}, read_rows),
+    "settings": Reader({run_config.CONFIG: RUN[run_config.CONFIG]}, check_config, named="folder"),
+    "trial": Reader({"server_lr=0.5.json": TRIAL_FILE}, read_trial, examples=800),
+    "table": Reader(RUN, read_table),
+    "curves": Reader({metrics.METRICS: RUN[metrics.METRICS]}, read_curves),
+    "drawn curves": Reader({metrics.METRICS: RUN[metrics.METRICS]}, draw_curves, examples=20),
+    "flag file": Reader(
+        {"a.flags": (PRESETS / "digits.flags").read_bytes()}, read_flag_file, named="nothing"
+    ),
+    "presets": Reader(
+        {"paper.toml": (PRESETS / "paper.toml").read_bytes()}, read_presets, named="nothing"
+    ),
+    "package lists": Reader(
+        {"Packages": PACKAGES, "Translation-en": LONG}, read_lists, named="nothing"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("share", SHARES)
+def test_a_damaged_file_is_read_or_refused(tmp_path, name, share):
+    check_reader(READERS[name], tmp_path, share)

@@ -1,0 +1,205 @@
+"""Every draw comes from the seed, by a stream of its own: a new consumer moves no other."""
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import make_schedule, small_corpus
+
+import ccfl_jax as ccfl
+from ccfl_jax.clock import availability, event_clock, speed
+from ccfl_jax.data.image_transforms import prepare_images
+from ccfl_jax.data.synthetic import synthetic
+
+ROOT = Path(__file__).parents[2]
+LABELS = np.arange(60) % 3
+LAW = speed.exponential(1.0)
+DEVICES = speed.Devices(np.ones(2), np.ones(2), np.ones(2), task=LAW, extra=LAW)
+SERVER = event_clock.Server(1, 2, "poisson", 1.0)
+SEEDED = {
+    "iid": lambda folder, seed: ccfl.partition_iid(LABELS, 4, seed),
+    "schedule": lambda folder, seed: ccfl.random_schedule(seed, 2, 20),
+    "synthetic": lambda folder, seed: synthetic(2, seed=seed),
+    "stackoverflow": small_corpus,
+    "devices": lambda folder, seed: speed.draw_devices(seed, 3, LAW, LAW, LAW),
+    "bernoulli": lambda folder, seed: next(availability.bernoulli(2, 0.5, 1.0).changes(seed)),
+    "markov": lambda folder, seed: next(availability.markov(2, 1.0, 1.0).changes(seed)),
+    "clock": lambda folder, seed: event_clock.clock_schedule(
+        seed, 1, DEVICES, availability.always(2), SERVER
+    ),
+}
+
+
+def test_streams_of_numpy_are_named_and_distinct(monkeypatch, tmp_path):
+    """What each consumer seeds its generators with: the run's seed, and a number of its own."""
+    made, build = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or build(seed))
+    entropies = defaultdict(set)
+    for seed in (0, 1, 2, 2**32 - 1, 0x50415254):
+        for name, consume in SEEDED.items():
+            made.clear()
+            consume(tmp_path / f"{name}{seed}", seed)
+            for entropy in made:
+                state = np.random.SeedSequence(entropy).generate_state(8).tobytes()
+                entropies[state].add((name, repr(entropy)))
+    assert all(len(users) == 1 for users in entropies.values()), entropies
+    # For each seed a partition, three of the schedule, two clients, a draw of clients, three of
+    # the devices, two models of availability, five of the clock (who starts and when, work, a
+    # task's factor and its extra seconds); and one order of test clients, which hangs on no seed.
+    assert len(entropies) == 5 * (1 + 3 + 2 + 1 + 3 + 2 + 5) + 1
+
+
+def test_a_partition_is_not_the_schedules_first_draw():
+    order = np.concatenate(ccfl.partition_iid(np.zeros(50, int), 50, 7))
+    cohort = ccfl.random_schedule(7, 1, 50, buffer_size=50).client[0]
+    assert not np.array_equal(order, cohort)
+    assert not np.array_equal(order, np.random.default_rng(7).permutation(50))
+
+
+class Shared(nn.Module):
+    """Logistic regression on bytes, perhaps with dropout before it."""
+
+    rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = x.reshape(len(x), -1)
+        return nn.Dense(3)(nn.Dropout(self.rate, deterministic=not train)(x) if self.rate else x)
+
+
+def image_task(rate, augment=True):
+    prepare = prepare_images(augment=augment)
+    task = ccfl.classification_task(Shared(rate), (4, 4, 1), 3, prepare=prepare)
+
+    def metrics(params, batch, mask):  # what was drawn, apart from what the model makes of it
+        return {"row": (jnp.where(mask, batch["row"], 0.0).sum(), mask.sum())}
+
+    return task._replace(metrics=metrics, observe=None)
+
+
+def image_data():
+    rng = np.random.default_rng([0])
+    arrays = {
+        "x": rng.integers(0, 255, (24, 4, 4, 1), dtype=np.uint8),
+        "y": rng.integers(0, 3, 24, dtype=np.int32),
+        "row": (2.0 ** np.arange(24)).astype(np.float32),
+    }
+    return ccfl.FederatedData.from_indices(arrays, np.arange(24).reshape(3, 8))
+
+
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_dropout_and_crops_move_no_batch(unit):
+    """Rows are powers of two, so their mean tells which were drawn, with replacement too."""
+    drawn = []
+    for task in (image_task(0.0, augment=False), image_task(0.5)):
+        round_fn = ccfl.build_round(task, ccfl.cc_fedavg(), 0.1, 3, unit)
+        start = ccfl.init_state(task, ccfl.cc_fedavg(), jax.random.key(0))
+        schedule = make_schedule([[0, 1], [2, 0]], work=1)
+        drawn.append(ccfl.run_rounds(round_fn, start, schedule, image_data())[1])
+    np.testing.assert_array_equal(*(info.train_metrics["row"] for info in drawn))
+    assert abs(drawn[0].train_loss - drawn[1].train_loss).max() > 1e-4
+
+
+def test_no_key_is_derived_for_two_purposes(monkeypatch):
+    """Run as Python, step by step: what is folded into a key names one place of the code."""
+    purposes, fold_in = defaultdict(set), jax.random.fold_in
+
+    def recorded(key, number):
+        caller = sys._getframe(1)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        words = jax.random.key_data(key)
+        if not any(isinstance(a, jax.core.Tracer) for a in (words, number)):  # but asked for shapes
+            purposes[np.asarray(words).tobytes(), int(number)].add(place)
+        return fold_in(key, number)
+
+    task, data = image_task(0.5), image_data()
+    server = ccfl.cc_fedavg()
+    round_fn = ccfl.build_round(task, server, 0.1, 3, "steps", lanes=1)
+    with jax.disable_jit():
+        monkeypatch.setattr(jax.random, "fold_in", recorded)
+        state = ccfl.init_state(task, server, jax.random.key(5))
+        for row in make_schedule([[0, 1, 1]], work=2).rounds(0, 1).client:
+            slots = make_schedule([row], work=2)
+            slots = jax.tree.map(lambda a: jnp.asarray(a[0]), slots)
+            state, _ = round_fn(state, slots, data)
+    ours = {p for places in purposes.values() for p in places if str(ROOT) in p}
+    assert len(ours) >= 8  # initial model, round, client, visit, draws, step, loss, crops
+    shared = {pair: places for pair, places in purposes.items() if len(places) > 1}
+    assert not shared, shared
+
+
+DRAWS = ("default_rng", "Generator", "SeedSequence")
+ORDERLESS = ("sorted", "set", "frozenset", "any", "all", "min", "max", "sum", "len")
+ORDERED = ("list", "tuple", "enumerate", "zip", "map", "next", "iter")
+
+
+def name_of(node):
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_set(node, names):
+    if isinstance(node, ast.BinOp):
+        return is_set(node.left, names) or is_set(node.right, names)
+    made = isinstance(node, ast.Call) and name_of(node.func) in ("set", "frozenset")
+    return isinstance(node, ast.Set | ast.SetComp) or made or name_of(node) in names
+
+
+def loops(tree):
+    """What is gone through in an order that may show."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    orderless = {a for call in calls if name_of(call.func) in ORDERLESS for a in call.args}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For):
+            yield node.iter
+        if isinstance(node, ast.ListComp | ast.DictComp | ast.GeneratorExp):
+            yield from (part.iter for part in node.generators if node not in orderless)
+        if isinstance(node, ast.Call) and name_of(node.func) in ORDERED:
+            yield from node.args
+
+
+def offences(text):
+    """What a program draws, hashes or orders by anything but its input."""
+    tree = ast.parse(text)
+    sets = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and is_set(n.value, ())]
+    names = {name_of(target) for node in sets for target in node.targets} - {""}
+    yield from (ast.unparse(node) for node in loops(tree) if is_set(node, names))
+    for node in ast.walk(tree):
+        dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        legacy = re.fullmatch(r"(?:np|numpy)\.random\.(\w+)", dotted)
+        if (legacy and legacy[1] not in DRAWS) or dotted in ("time.time", "os.urandom"):
+            yield dotted
+        imported = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        imported += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+        yield from (m for m in imported if m.split(".")[0] in ("random", "secrets", "uuid"))
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called == "hash" or (called.endswith("default_rng") and not node.args):
+                yield called
+
+
+SOURCES = [*(ROOT / "ccfl_jax").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_hangs_on_the_clock_the_hash_seed_or_a_global_generator(path):
+    assert list(offences(path.read_text())) == []
+
+
+@pytest.mark.parametrize("line", [
+    "np.random.seed(0)", "np.random.rand(3)", "import random", "from random import choice",
+    "hash('a')", "for x in {1, 2}: pass", "s = set(y)\nz = [x for x in s]", "list({*y} | z)",
+    "seed = time.time()", "np.random.default_rng()",
+])  # fmt: skip
+def test_the_walk_sees_them(line):
+    assert len(list(offences(line))) == 1
+
+
+def test_the_walk_lets_order_that_cannot_show_pass():
+    assert not list(offences("s = {1}\nt = {x for x in s}\nu = sorted(x for x in t)\n3 in s"))
