@@ -16,10 +16,10 @@ def is_whole(value: Any) -> bool:
 
 
 def check_whole(name: str, value: int, least: int, most: int | None = None) -> None:
-    """Refuses what is not a whole number from `least` on, or to `most`."""
+    """Refuses what is not an integer from `least` on, or to `most`."""
     if not is_whole(value) or value < least or (most is not None and value > most):
-        legal = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
-        raise ValueError(f"{name}: found {value!r}, legal: {legal}")
+        bounds = f">= {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}: expected an integer {bounds}, found {value!r}")
 
 
 def check_seed(seed: int) -> None:
@@ -28,12 +28,12 @@ def check_seed(seed: int) -> None:
 
 
 def check_work(local_work: int, randomness: float) -> None:
-    """Refuses the most work of a client, K R, where it is not a whole number of 32 bits from 1."""
+    """Refuses the most work of a client, K R, where it is not an integer of 32 bits from 1."""
     most = local_work * randomness
     if not (1 <= most < 2**31 and most == int(most)):
         raise ValueError(
-            f"local_work * randomness: found {local_work} * {randomness} = {most}, "
-            "legal: a whole number from 1 on"
+            f"local_work * randomness: expected an integer >= 1, found {local_work} * {randomness} "
+            f"= {most}"
         )
 
 
@@ -47,14 +47,14 @@ def check_number(
     bounds = (f" {'>' if above else '>='} {least:g}" if least > -math.inf else "") + (
         f" and <= {most:g}" if most < math.inf else ""
     )
-    raise ValueError(f"{name}: found {value!r}, legal: a finite number{bounds}")
+    raise ValueError(f"{name}: expected a finite number{bounds}, found {value!r}")
 
 
 def integer_vector(name: str, values: Any) -> np.ndarray:
     """Returns `values` as a NumPy array [N]; ValueError unless 1-D and of an integer dtype."""
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"{name}: found {array.dtype} {array.shape}, legal: a 1-D integer array")
+        raise ValueError(f"{name}: expected a 1-D integer array, found {array.dtype} {array.shape}")
     return array
 
 
@@ -76,8 +76,8 @@ def check_labels(labels: np.ndarray, num_classes: int, name: str) -> None:
     if illegal.size:
         others = f"; {illegal.size - 1} other values are illegal too" if illegal.size > 1 else ""
         raise ValueError(
-            f"labels of {name}: found label {illegal[0]} ({counts[0]} times{others}), "
-            f"legal: 0 to {num_classes - 1}"
+            f"labels of {name}: expected 0 to {num_classes - 1}, found label {illegal[0]} ("
+            f"{counts[0]} times{others})"
         )
 
 

@@ -148,7 +148,7 @@ def read_schedule(schedule: Any, num_clients: int, steps: np.ndarray | None = No
     steps = np.asarray(schedule.work if steps is None else steps)
     counted = np.asarray(schedule.present) & (steps > 0)
     if not counted.any():
-        raise ValueError("schedule: found no slot with work, legal: at least one")
+        raise ValueError("schedule: expected at least one slot with work, found none")
     delays = np.asarray(schedule.staleness)[counted]
     phi = (stats["phi_1"], stats["phi_2"], stats["phi_3"])
     return Work(*phi, int(steps[counted].max()), int(delays.max()), float(delays.mean()))
@@ -297,19 +297,19 @@ def _largest_divisor(problem: Problem, setting: Setting, form: Form) -> float:
 
 def _check(form: str, problem: Problem, setting: Setting, work: Work) -> None:
     if form not in get_args(Form):
-        raise ValueError(f"form: found {form!r}, legal: {', '.join(get_args(Form))}")
+        raise ValueError(f"form: expected {', '.join(get_args(Form))}, found {form!r}")
     numbers = {**problem._asdict(), **setting._asdict(), **work._asdict()}
     for name, value in numbers.items():
         kind = Integral if name in _WHOLE else Real
         legal = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
         if not (legal and (value >= 0 if name in _MAY_BE_ZERO else value > 0)):
-            what = "a whole number" if name in _WHOLE else "a number"
+            what = "an integer" if name in _WHOLE else "a number"
             least = "from 0 on" if name in _MAY_BE_ZERO else "above 0"
-            raise ValueError(f"{name}: found {value!r}, legal: {what} {least}")
+            raise ValueError(f"{name}: expected {what} {least}, found {value!r}")
     if setting.b1 >= 1:
-        raise ValueError(f"b1: found {setting.b1}, legal: 0 <= b1 < 1")
+        raise ValueError(f"b1: expected 0 <= b1 < 1, found {setting.b1}")
     if setting.buffer_size > setting.num_clients:
         raise ValueError(
-            f"buffer_size: found {setting.buffer_size}, legal: at most the number of clients, "
-            f"{setting.num_clients}"
+            f"buffer_size: expected at most the number of clients, {setting.num_clients}, found "
+            f"{setting.buffer_size}"
         )

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         return print_help(_help_text())
     if name not in commands():
         near = nearest(name, commands())
-        print(f"ccfl: found {name!r:.300}, legal: {', '.join(commands())}{near}", file=sys.stderr)
+        print(f"ccfl: expected {', '.join(commands())}, found {name!r:.300}{near}", file=sys.stderr)
         return REFUSED
     return _module(name).main([name, *rest])
 

@@ -59,16 +59,18 @@ def main(argv: list[str]) -> int:
     given = flags.read(argv, CORPUS, words="FILE", least=0)
     options = flags.made(Options, given)
     if options.out_dir is None:
-        raise ValueError("--out_dir: found none, legal: a folder")
+        raise ValueError("--out_dir: expected a folder, found none")
     if options.fetch is not None and given.words:
-        raise ValueError(f"--fetch: found with {given.words[0]!r:.300}, legal: one of them")
+        raise ValueError(f"--fetch: expected without FILE, found with {given.words[0]!r:.300}")
 
     from .corpora import apt_lists, debian, stackoverflow_files
 
     folder = Path(options.out_dir)
     there = [name for name in stackoverflow_files.OUTPUT if (folder / name).exists()]
     if there:
-        raise ValueError(f"--out_dir: found {', '.join(there)}, legal: a folder without")
+        raise ValueError(
+            f"--out_dir: expected a folder without earlier output, found {', '.join(there)}"
+        )
     with apt_lists.lists(options.fetch, given.words) as files:
         examples = debian.read_examples(files)
     print(stackoverflow_files.write(folder, examples), f"from {len(files)} lists")

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     """Runs the command line `argv` and returns the exit code."""
     given = flags.read(argv, RUN, REPRODUCE, words="NAME")
     if len(given.words) > 1:
-        raise ValueError(f"NAME: found {' '.join(given.words)!r:.300}, legal: one")
+        raise ValueError(f"NAME: expected one name, found {' '.join(given.words)!r:.300}")
     flags.refuse_useless("a sweep", given, RUN)
     (name,), options = given.words, flags.made(Options, given)
     if name == "list":

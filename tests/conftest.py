@@ -1,7 +1,6 @@
 """What every test runs under."""
 
 import os
-import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -15,15 +14,17 @@ settings.register_profile("ccfl", deadline=None, derandomize=True, max_examples=
 settings.load_profile("ccfl")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once():
-    """Tests that build the same program compile it once a session."""
-    with tempfile.TemporaryDirectory() as folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        yield
-        jax.config.update("jax_compilation_cache_dir", None)
+def pytest_configure(config):
+    """A program is compiled once: both workers, the commands they start, and the next session find
+    it under .pytest_cache (`--cache-clear` empties it)."""
+    kept = {
+        "jax_compilation_cache_dir": str(config.cache.mkdir("programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in kept.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="module", autouse=True)

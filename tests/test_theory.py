@@ -253,18 +253,18 @@ def test_conditions_that_hold_hold_for_smaller_steps(problem, setting, work, for
 @pytest.mark.parametrize(
     ("where", "changes", "message"),
     [
-        ("problem", {"L": -1.0}, "L: found -1.0, legal: a number above 0"),
-        ("problem", {"G": 0.0}, "G: found 0.0, legal: a number above 0"),
-        ("problem", {"sigma_g": math.nan}, "sigma_g: found nan, legal: a number from 0 on"),
-        ("problem", {"d": 1.5}, "d: found 1.5, legal: a whole number above 0"),
-        ("problem", {"gap": math.inf}, "gap: found inf, legal: a number from 0 on"),
-        ("setting", {"b1": 1.0}, "b1: found 1.0, legal: 0 <= b1 < 1"),
-        ("setting", {"eps": 0.0}, "eps: found 0.0, legal: a number above 0"),
-        ("setting", {"local_lr": "x"}, "local_lr: found 'x', legal: a number above 0"),
-        ("setting", {"rounds": True}, "rounds: found True, legal: a whole number above 0"),
-        ("setting", {"buffer_size": 21}, "buffer_size: found 21, legal: at most .* clients, 20"),
-        ("work", {"max_delay": -1}, "max_delay: found -1, legal: a whole number from 0 on"),
-        ("work", {"phi_3": 0.0}, "phi_3: found 0.0, legal: a number above 0"),
+        ("problem", {"L": -1.0}, "L: expected a number > 0, found -1.0"),
+        ("problem", {"G": 0.0}, "G: expected a number > 0, found 0.0"),
+        ("problem", {"sigma_g": math.nan}, "sigma_g: expected a number >= 0, found nan"),
+        ("problem", {"d": 1.5}, "d: expected an integer above 0, found 1.5"),
+        ("problem", {"gap": math.inf}, "gap: expected a number >= 0, found inf"),
+        ("setting", {"b1": 1.0}, "b1: expected 0 <= b1 < 1, found 1.0"),
+        ("setting", {"eps": 0.0}, "eps: expected a number > 0, found 0.0"),
+        ("setting", {"local_lr": "x"}, "local_lr: expected a number > 0, found 'x'"),
+        ("setting", {"rounds": True}, "rounds: expected an integer above 0, found True"),
+        ("setting", {"buffer_size": 21}, "buffer_size: expected at most .* clients, 20, found 21"),
+        ("work", {"max_delay": -1}, "max_delay: expected an integer >= 0, found -1"),
+        ("work", {"phi_3": 0.0}, "phi_3: expected a number > 0, found 0.0"),
     ],
 )
 @pytest.mark.parametrize("function", [theory.conditions, theory.bound, theory.corollary])
@@ -277,7 +277,7 @@ def test_numbers_out_of_range_are_refused(function, where, changes, message):
 
 def test_an_unknown_form_and_a_schedule_without_work_are_refused():
     for function in (theory.conditions, theory.terms, theory.bound, theory.corollary):
-        with pytest.raises(ValueError, match="^form: found 'other', legal: paper, consistent$"):
+        with pytest.raises(ValueError, match="^form: expected paper, consistent$, found 'other'"):
             function(PROBLEM, SETTING, WORK, form="other")
     with pytest.raises(ValueError, match="^schedule: found no slot with work, .* at least one$"):
         theory.read_schedule(make_schedule([[0]], work=0), 1)

@@ -31,7 +31,7 @@ def init(params: Params, history_length: int) -> History:
     """A history that holds x_0, in slot 0, and room for `history_length` models in all.
 
     Raises:
-        ValueError: if `history_length` is not a whole number from 1 on.
+        ValueError: if `history_length` is not an integer >= 1.
     """
     check_whole("history_length", history_length, 1)
 

@@ -224,8 +224,8 @@ def _scale_by_cc(
     known = not _traced(eps) and not _traced(initial_accumulator)
     if known and max(eps, initial_accumulator) < _LEAST:
         raise ValueError(
-            f"eps: found {eps:g} with initial_accumulator {initial_accumulator:g}, legal: one of "
-            f"them at least {_LEAST} (a coordinate without pseudo-gradient would be 0/0)"
+            f"eps: expected one of them at least {_LEAST} (a coordinate without pseudo-gradient "
+            f"would be 0/0), found {eps:g} with initial_accumulator {initial_accumulator:g}"
         )
 
     def init(params: Params) -> ScaleByCCState:
@@ -270,7 +270,7 @@ def _scale_by_learning_rate(
 def _check(name: str, value: Scalar, below: float = float("inf")) -> None:
     """Refuses a concrete number outside [0, below); what is traced cannot be looked at."""
     if not _traced(value) and not 0.0 <= float(value) < below:
-        raise ValueError(f"{name}: found {value}, legal: 0 <= {name} < {below}")
+        raise ValueError(f"{name}: expected 0 <= {name} < {below}, found {value}")
 
 
 def _traced(value: Scalar) -> bool:

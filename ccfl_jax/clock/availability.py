@@ -67,7 +67,7 @@ def bernoulli(num_clients: int, p: PerClient, period: float) -> Availability:
     check_whole("num_clients", num_clients, 1, 2**31 - 1)
     p = per_client("p", p, num_clients, 0.0, 1.0)
     if not p.any():
-        raise ValueError("p: found 0 for every client, legal: above 0 for at least one")
+        raise ValueError("p: expected a number > 0 for at least one client, found none")
     check_number("period", period, SHORTEST, LONGEST)
 
     def blocks(seed: int) -> Iterator[Changes]:
@@ -105,8 +105,8 @@ def cyclic(
     wrong = np.flatnonzero((on != period) & (period - on < SHORTEST))
     if wrong.size:
         raise ValueError(
-            f"on: found {on[wrong[0]]} of a period of {period[wrong[0]]}, legal: the period, or at "
-            f"least {SHORTEST} s less"
+            f"on: expected the period, or at least {SHORTEST} s less, found {on[wrong[0]]} of a "
+            f"period of {period[wrong[0]]}"
         )
     into = np.mod(phase, period)
     into[into == period] = 0.0  # rounding makes that of a phase just below 0
@@ -132,7 +132,7 @@ def diurnal(zones: np.ndarray, start: PerClient = 22.0, hours: PerClient = 8.0) 
         ValueError: an argument is not as described.
     """
     if np.ndim(zones) != 1 or not np.size(zones):
-        raise ValueError(f"zones: found shape {np.shape(zones)}, legal: [clients], at least one")
+        raise ValueError(f"zones: expected [clients], at least one, found shape {np.shape(zones)}")
     zones = per_client("zones", zones, len(zones), -24.0, 24.0)
     start = per_client("start", start, len(zones), 0.0, 24.0)
     hours = per_client("hours", hours, len(zones), SHORTEST, 24.0)
@@ -209,10 +209,12 @@ def by_label(labels: np.ndarray, num_labels: int, period: float) -> Availability
     check_number("period", period, SHORTEST, LONGEST)
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
-        raise ValueError(f"labels: found {labels.dtype} {labels.shape}, legal: integers [clients]")
+        raise ValueError(
+            f"labels: expected integers [clients], found {labels.dtype} {labels.shape}"
+        )
     if labels.min() < 0 or labels.max() >= num_labels:
         raise ValueError(
-            f"labels: found {labels.min()} to {labels.max()}, legal: 0 to {num_labels - 1}"
+            f"labels: expected 0 to {num_labels - 1}, found {labels.min()} to {labels.max()}"
         )
     part = period / num_labels
     return cyclic(len(labels), period, part, -part * labels.astype(np.float64))

@@ -94,10 +94,10 @@ def per_client(
     shapes = (), (num_clients,)
     if array.dtype.kind not in "fiu" or array.shape not in shapes:
         raise ValueError(
-            f"{name}: found {array.dtype} {array.shape}, legal: numbers of shape "
-            f"{' or '.join(map(str, shapes))}"
+            f"{name}: expected numbers of shape {' or '.join(map(str, shapes))}, found "
+            f"{array.dtype} {array.shape}"
         )
     wrong = array[~((least <= array) & (array <= most))]
     if wrong.size:
-        raise ValueError(f"{name}: found {wrong[0]}, legal: {least} to {most}")
+        raise ValueError(f"{name}: expected {least} to {most}, found {wrong[0]}")
     return np.broadcast_to(array.astype(np.float64), num_clients)

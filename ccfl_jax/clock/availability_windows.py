@@ -34,14 +34,14 @@ def check_windows(trace: Windows) -> Windows:
     client, start, stop, period = map(np.asarray, trace)
     if not (client.ndim == period.ndim == 1 and client.shape == start.shape == stop.shape):
         raise ValueError(
-            f"windows: found shapes {[np.shape(array) for array in trace]}, legal: [windows] for "
-            "client, start and stop, [clients] for period"
+            "windows: expected [windows] for client, start and stop, [clients] for period, found "
+            f"shapes {[np.shape(array) for array in trace]}"
         )
     if client.dtype.kind not in "iu" or not client.size:
-        raise ValueError(f"client: found {client.dtype} {client.shape}, legal: some integers")
+        raise ValueError(f"client: expected some integers, found {client.dtype} {client.shape}")
     if client.min() < 0 or client.max() >= len(period):
         raise ValueError(
-            f"client: found {client.min()} to {client.max()}, legal: 0 to {len(period) - 1}"
+            f"client: expected 0 to {len(period) - 1}, found {client.min()} to {client.max()}"
         )
     period = per_client("period", period, len(period), SHORTEST, LONGEST)
     start = per_client("start", start, len(start), 0.0, LONGEST)
@@ -57,9 +57,9 @@ def check_windows(trace: Windows) -> Windows:
     if wrong.size:
         k = wrong[0]
         raise ValueError(
-            f"window of client {c[k]}: found [{a[k]}, {b[k]}) of a period of {period[c[k]]}, with "
-            f"{gap[k]} to the next, legal: within the period, windows of at least {SHORTEST} s, "
-            "gaps of 0 or as much"
+            f"window of client {c[k]}: expected within the period, windows of at least {SHORTEST} "
+            f"s, gaps of 0 or as much, found [{a[k]}, {b[k]}) of a period of {period[c[k]]}, with "
+            f"{gap[k]} to the next"
         )
     return Windows(c, a, b, period)
 

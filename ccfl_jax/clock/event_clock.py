@@ -224,10 +224,10 @@ class _Course:
         self.fruitless += 1
         if now == math.inf or (self.fruitless > _FRUITLESS):
             raise ValueError(
-                f"clock: found no round from second {self.time[-1] if self.time else 0:g} to "
-                f"{self.now:g}, with {len(self.under_way)} clients under way and "
-                f"{len(self.buffer)} uploads in the buffer, legal: availability and limits with "
-                "which a round can come"
+                "clock: expected a next round with this availability and these limits, found none "
+                f"from second {self.time[-1] if self.time else 0:g} to {self.now:g}, with "
+                f"{len(self.under_way)} clients under way and {len(self.buffer)} uploads in the "
+                "buffer"
             )
 
     def log(self) -> tuple[EventLog, np.ndarray]:
@@ -260,12 +260,14 @@ def _check(
         check_whole(name, getattr(server, name), 1)
     if server.max_staleness is not None:
         check_whole("max_staleness", server.max_staleness, 0)
-    for name, legal in (("start", Start), ("on_timeout", OnTimeout)):
-        if (value := getattr(server, name)) not in get_args(legal):
-            raise ValueError(f"{name}: found {value!r}, legal: {', '.join(get_args(legal))}")
+    for name, words in (("start", Start), ("on_timeout", OnTimeout)):
+        if (value := getattr(server, name)) not in get_args(words):
+            raise ValueError(f"{name}: expected {', '.join(get_args(words))}, found {value!r}")
     if (server.rate is None) != (server.start == "replace"):
-        legal = "none with replace, a number with constant and poisson"
-        raise ValueError(f"rate: found {server.rate} with {server.start}, legal: {legal}")
+        raise ValueError(
+            "rate: expected None with replace, a number with constant and poisson, found "
+            f"{server.rate} with {server.start}"
+        )
     for name in ("rate", "timeout"):
         if getattr(server, name) is not None:
             check_number(name, getattr(server, name), above=True)
@@ -277,13 +279,14 @@ def _check_clients(devices: Devices, num_clients: int, epoch_steps: np.ndarray |
     devices.check()
     if len(devices.step) != num_clients:
         raise ValueError(
-            f"devices: found {len(devices.step)} clients, legal: {num_clients}, as in availability"
+            f"devices: expected {num_clients} clients, as in availability, found "
+            f"{len(devices.step)}"
         )
     if epoch_steps is None:
         return
     steps = np.asarray(epoch_steps)
     if steps.shape != (num_clients,) or steps.dtype.kind not in "iu" or steps.min() < 0:
         raise ValueError(
-            f"epoch_steps: found {steps.dtype} {steps.shape}, legal: integers ({num_clients},) "
-            "from 0 on"
+            f"epoch_steps: expected integers ({num_clients},) >= 0, found {steps.dtype} "
+            f"{steps.shape}"
         )

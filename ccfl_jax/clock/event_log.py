@@ -72,11 +72,13 @@ class EventLog(NamedTuple):
             shapes = {array.shape for name, array in arrays.items() if name != "missed"}
             kinds = [a.dtype.kind == np.dtype(_DTYPES[name]).kind for name, a in arrays.items()]
             if len(shapes) != 1 or len(*shapes) != 1 or arrays["missed"].shape or not all(kinds):
-                raise ValueError("log: found other arrays, legal: those of a log, [tasks] each")
+                raise ValueError(
+                    f"arrays: expected numbers [tasks], missed [], found shapes {sorted(shapes)}"
+                )
             if not (np.isfinite(arrays["start"]).all() and np.isfinite(arrays["stop"]).all()):
-                raise ValueError("start, stop: found a number that is not finite, legal: seconds")
+                raise ValueError("start, stop: expected finite seconds, found others")
             if not np.isin(arrays["fate"], range(len(FATES))).all():
-                raise ValueError(f"fate: found others, legal: 0 to {len(FATES) - 1}")
+                raise ValueError(f"fate: expected 0 to {len(FATES) - 1}, found others")
         whole = {name: arrays[name].astype(dtype) for name, dtype in _DTYPES.items()}
         return EventLog(**whole)._replace(missed=int(arrays["missed"]))
 
@@ -149,7 +151,9 @@ def check_log(log: EventLog, schedule: Schedule, concurrency: int, duration: np.
     }
     broken = [name for name, holds in rules.items() if not holds]
     if broken:
-        raise RuntimeError(f"clock: found a log without {', '.join(broken)}, legal: all of these")
+        raise RuntimeError(
+            f"clock: expected a log that keeps its rules, found broken: {', '.join(broken)}"
+        )
 
 
 def _took_the_newest(log: EventLog, time: np.ndarray) -> np.ndarray:

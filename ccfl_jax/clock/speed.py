@@ -127,7 +127,7 @@ def three_classes(
     """
     check_number("concentration", concentration, above=True)
     if len(ranges) != 3 or any(len(pair) != 2 for pair in ranges):
-        raise ValueError(f"ranges: found {ranges!r}, legal: three pairs (low, high)")
+        raise ValueError(f"ranges: expected three pairs (low, high), found {ranges!r}")
     for low, high in ranges:
         check_number("low of ranges", low)
         check_number("high of ranges", high, low)
@@ -173,7 +173,7 @@ class Devices(NamedTuple):
         """
         clients = np.size(self.step)
         if not clients:
-            raise ValueError("step: found no client, legal: at least one")
+            raise ValueError("step: expected at least one client, found none")
         for name in ("step", "download", "upload"):
             _check_values(name, np.asarray(getattr(self, name)), clients)
 
@@ -236,7 +236,7 @@ def slowness(seconds: np.ndarray) -> np.ndarray:
     """
     seconds = np.asarray(seconds)
     if not seconds.size:
-        raise ValueError("seconds: found no client, legal: at least one")
+        raise ValueError("seconds: expected at least one client, found none")
     _check_values("seconds", seconds, seconds.size)
     ordered = np.sort(seconds)
     sides = [np.searchsorted(ordered, seconds, side) for side in ("left", "right")]
@@ -278,10 +278,10 @@ def correlated_work(
     check_number("correlation", correlation, -1.0, 1.0)
     clients = np.asarray(clients)
     if clients.dtype.kind not in "iu":
-        raise ValueError(f"clients: found {clients.dtype}, legal: integers")
+        raise ValueError(f"clients: expected integers, found {clients.dtype}")
     if clients.size and not 0 <= clients.min() <= clients.max() < len(standing):
         raise ValueError(
-            f"clients: found {clients.min()} to {clients.max()}, legal: 0 to {len(standing) - 1}"
+            f"clients: expected 0 to {len(standing) - 1}, found {clients.min()} to {clients.max()}"
         )
     low, high = np.moveaxis(standing[clients], -1, 0)
     # Rounding may reach 0 and 1, whose quantiles are infinite.
@@ -294,7 +294,7 @@ def correlated_work(
 
 def _check_values(name: str, values: np.ndarray, size: int) -> None:
     if values.shape != (size,) or values.dtype.kind not in "fiu":
-        raise ValueError(f"{name}: found {values.dtype} {values.shape}, legal: numbers {(size,)}")
+        raise ValueError(f"{name}: expected numbers {(size,)}, found {values.dtype} {values.shape}")
     wrong = values[~(np.isfinite(values) & (values >= 0))]
     if wrong.size:
-        raise ValueError(f"{name}: found {wrong[0]}, legal: finite numbers >= 0")
+        raise ValueError(f"{name}: expected finite numbers >= 0, found {wrong[0]}")

@@ -58,14 +58,14 @@ def read_fedscale_availability(path: str | os.PathLike) -> Windows:
             )
             if len(active) != len(inactive):
                 raise ValueError(
-                    f"device {name!r:.40}: found {len(active)} active and {len(inactive)} inactive "
-                    "times, legal: as many of both"
+                    f"device {name!r:.40}: expected as many active as inactive times, found "
+                    f"{len(active)} and {len(inactive)}"
                 )
             # A list that many devices share takes no room in the file.
             if len(start) + len(active) > _MOST_WINDOWS:
                 raise ValueError(
-                    f"device {name!r:.40}: found {len(start) + len(active)} windows up to it, "
-                    f"legal: {_MOST_WINDOWS}"
+                    f"device {name!r:.40}: expected at most {_MOST_WINDOWS} windows in all, found "
+                    f"{len(start) + len(active)}"
                 )
             client.append(len(active))
             start += active
@@ -109,7 +109,7 @@ def read_fedscale_capacity(path: str | os.PathLike, batch_size: int, model_bytes
             wrong = np.flatnonzero(~((array > 0) & np.isfinite(array)))
             if wrong.size:
                 raise ValueError(
-                    f"{key} of client {wrong[0]}: found {array[wrong[0]]}, legal: above 0, finite"
+                    f"{key} of client {wrong[0]}: expected > 0, finite, found {array[wrong[0]]}"
                 )
         with np.errstate(over="ignore"):  # the check refuses what is no number
             step = 3.0 * batch_size * computation / 1000.0
@@ -138,7 +138,9 @@ def read_flash(path: str | os.PathLike) -> Windows:
     with naming(path):
         users = as_json(_read(path, _LARGEST_TEXT), "text")
         if not isinstance(users, dict) or not users:
-            raise ValueError(f"users: found {_kind(users)}, legal: an object, user id -> messages")
+            raise ValueError(
+                f"users: expected an object, user id -> messages, found {_kind(users)}"
+            )
         parts = [_ready(name, user) for name, user in users.items()]
         counts = [len(found) for found, _ in parts]
         found = np.array(list(chain.from_iterable(found for found, _ in parts)), np.float64)
@@ -158,13 +160,13 @@ def read_windows_csv(path: str | os.PathLike) -> Windows:
         header, *lines = _read(path, _LARGEST_TEXT).decode().splitlines() or [""]
         if header != ",".join(Windows._fields) or not lines:
             raise ValueError(
-                f"lines: found {header!r:.80} and {len(lines)} more, legal: "
-                f"{','.join(Windows._fields)!r} and some more"
+                f"lines: expected {','.join(Windows._fields)!r} and at least one below it, found "
+                f"{header!r:.80} and {len(lines)} below it"
             )
         table = np.loadtxt(lines, delimiter=",", comments=None, ndmin=2)
         if table.shape[-1] != len(Windows._fields):
             raise ValueError(
-                f"lines: found {table.shape[-1]} columns, legal: {len(Windows._fields)}"
+                f"lines: expected {len(Windows._fields)} columns, found {table.shape[-1]}"
             )
         return _from_rows(*table.T)
 
@@ -175,7 +177,7 @@ def read_windows_npz(path: str | os.PathLike) -> Windows:
         arrays = read_npz(path, Windows._fields)
         shapes = {array.shape for array in arrays.values()}
         if len(shapes) > 1 or any(array.ndim != 1 or not array.size for array in arrays.values()):
-            raise ValueError(f"arrays: found shapes {sorted(shapes)}, legal: [lines], all the same")
+            raise ValueError(f"arrays: expected one shape [lines], found {sorted(shapes)}")
         return _from_rows(*(arrays[name] for name in Windows._fields))
 
 
@@ -183,7 +185,7 @@ def _read(path: str | os.PathLike, most: int) -> bytes:
     with open(path, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"size: found more than {most} bytes, legal: up to that many")
+        raise ValueError(f"size: expected at most {most} bytes, found more")
     return data
 
 
@@ -195,16 +197,16 @@ def _devices(path: str | os.PathLike) -> Iterator[tuple[Any, dict]]:
     """The devices of a pickled dict, id -> dict."""
     devices = read_plain(_read(path, _LARGEST_PICKLE))
     if type(devices) is not dict or not devices:
-        raise ValueError(f"pickle: found {_kind(devices)}, legal: a dict, id -> device")
+        raise ValueError(f"pickle: expected a dict, id -> device, found {_kind(devices)}")
     for name, device in devices.items():
         if type(device) is not dict:
-            raise ValueError(f"device {name!r:.40}: found {_kind(device)}, legal: a dict")
+            raise ValueError(f"device {name!r:.40}: expected a dict, found {_kind(device)}")
         yield name, device
 
 
 def _numbers(name: Any, key: str, values: Any) -> list:
     if type(values) is not list or not {*map(type, values)} <= {int, float}:
-        raise ValueError(f"device {name!r:.40}: found other than numbers as {key}, legal: numbers")
+        raise ValueError(f"device {name!r:.40}: expected {key} as a list of numbers, found others")
     return values
 
 
@@ -212,13 +214,16 @@ def _ready(name: str, user: Any) -> tuple[list[tuple[int, int]], int]:
     """When a FLASH user is ready, from the midnight before the first message, and the period."""
     text = user.get("messages") if isinstance(user, dict) else None
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"user {name!r:.40}: found no messages, legal: a text of some lines")
+        raise ValueError(
+            f"user {name!r:.40}: expected messages as a text of some lines, found none"
+        )
     stamps, states = [], []
     for line in filter(str.strip, text.split("\n")):
         stamp, _, state = map(str.strip, line.partition("\t"))
         if not _STAMP.fullmatch(stamp) or not state:
             raise ValueError(
-                f"user {name!r:.40}: found {line!r:.60}, legal: YYYY-MM-DD HH:MM:SS, a tab, a state"
+                f"user {name!r:.40}: expected YYYY-MM-DD HH:MM:SS, a tab, a state, found "
+                f"{line!r:.60}"
             )
         stamps.append(stamp)
         states.append(state.lower())
@@ -245,12 +250,14 @@ def _from_rows(
 ) -> Windows:
     whole = (client >= 0) & (client < len(client)) & (client == np.floor(client))
     if not whole.all():
-        raise ValueError(f"client: found {client[~whole][0]}, legal: 0 to {len(client) - 1}, whole")
+        raise ValueError(
+            f"client: expected integers from 0 to {len(client) - 1}, found {client[~whole][0]}"
+        )
     client = client.astype(np.int64)
     missing = np.flatnonzero(np.bincount(client) == 0)
     if missing.size:
         raise ValueError(
-            f"client: found no line of {missing[0]}, legal: one of each up to the last"
+            f"client: expected lines of each up to {client.max()}, found none of {missing[0]}"
         )
     periods = np.zeros(client.max() + 1)
     periods[client] = period
@@ -258,7 +265,8 @@ def _from_rows(
     if wrong.size:
         k = wrong[0]
         raise ValueError(
-            f"period of client {client[k]}: found {period[k]} and {periods[client[k]]}, legal: one"
+            f"period of client {client[k]}: expected one number, found {period[k]} and "
+            f"{periods[client[k]]}"
         )
     return _without_empty(client, start, stop, periods)
 
@@ -271,8 +279,8 @@ def _without_empty(
     if wrong.size:
         k = wrong[0]
         raise ValueError(
-            f"window of client {client[k]}: found {start[k]} of a period of {period[client[k]]}, "
-            "legal: within the period"
+            f"window of client {client[k]}: expected within 0 to the period, {period[client[k]]}, "
+            f"found {start[k]}"
         )
     some = start != stop
     return check_windows(Windows(client[some], start[some], stop[some], period))

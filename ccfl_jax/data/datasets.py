@@ -69,9 +69,11 @@ def load_dataset(
         return synthetic()[:2]
     if name == "stackoverflow":
         if data_dir is None:
-            raise ValueError("data_dir: found none, legal: the folder of the Stack Overflow files")
+            raise ValueError(
+                "data_dir: expected the folder of the Stack Overflow files, found none"
+            )
         return load_stackoverflow(data_dir)[:2]
-    raise ValueError(f"data set: found {name!r}, legal: {', '.join(NUM_CLASSES)}")
+    raise ValueError(f"data set: expected {', '.join(NUM_CLASSES)}, found {name!r}")
 
 
 def _digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -114,11 +116,11 @@ def _find(folder: Path, name: str) -> Path | None:
 def _read_pair(images_path: Path, labels_path: Path) -> dict[str, np.ndarray]:
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.shape[1:] != (28, 28):
-        raise ValueError(f"{images_path}: found shape {images.shape}, legal: [N, 28, 28]")
+        raise ValueError(f"{images_path}: expected [N, 28, 28], found shape {images.shape}")
     if labels.shape != images.shape[:1]:
         raise ValueError(
-            f"{labels_path}: found labels of shape {list(labels.shape)}, legal: "
-            f"[{images.shape[0]}], one for each image of {images_path}"
+            f"{labels_path}: expected [{images.shape[0]}], one for each image of {images_path}, "
+            f"found labels of shape {list(labels.shape)}"
         )
     check_labels(labels, NUM_CLASSES["fashion_mnist"], str(labels_path))
     return {"x": images[..., None], "y": labels.astype(np.int32)}

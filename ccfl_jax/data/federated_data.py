@@ -85,8 +85,8 @@ class FederatedData:
         if len(wide) < 2 or wide[0] != 0 or wide[-1] != len(indices) or (np.diff(wide) < 0).any():
             ends = f"{wide[0]} to {wide[-1]}" if wide.size else "nothing"
             raise ValueError(
-                f"offsets: found {len(wide)} numbers, {ends}, legal: at least 2, ascending from 0 "
-                f"to {len(indices)}, the length of indices"
+                f"offsets: expected at least 2, ascending from 0 to {len(indices)}, the length of "
+                f"indices, found {len(wide)} numbers, {ends}"
             )
         if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
             place = np.flatnonzero((indices < 0) | (indices >= num_rows))[0]
@@ -120,7 +120,9 @@ class FederatedData:
         """
         kept = np.unique(integer_vector("clients", clients))
         if kept.size and not 0 <= kept[0] <= kept[-1] < len(self):
-            raise ValueError(f"clients: found {kept[0]} to {kept[-1]}, legal: 0 to {len(self) - 1}")
+            raise ValueError(
+                f"clients: expected 0 to {len(self) - 1}, found {kept[0]} to {kept[-1]}"
+            )
         offsets = np.asarray(self.offsets)
         starts, sizes = offsets[kept], np.zeros(len(self), np.int64)
         sizes[kept] = offsets[kept + 1] - starts
@@ -129,8 +131,8 @@ class FederatedData:
         rows = max(total, 1) if rows is None else rows
         if not is_whole(rows) or not max(total, 1) <= rows < 2**31:
             raise ValueError(
-                f"rows: found {rows!r}, legal: {max(total, 1)}, which these clients have, "
-                f"to {2**31 - 1}"
+                f"rows: expected {max(total, 1)} (as many as these clients have) to {2**31 - 1}, "
+                f"found {rows!r}"
             )
         places = np.repeat(starts - (ends - sizes[kept]), sizes[kept]) + np.arange(total)
         source = np.zeros(rows, np.int32)
@@ -158,9 +160,7 @@ class FederatedData:
             IndexError: `i` is not an integer in 0..clients-1; a negative one does not wrap around.
         """
         if not is_whole(i) or not 0 <= i < len(self):
-            raise IndexError(
-                f"client: found {i!r}, legal: a whole number from 0 to {len(self) - 1}"
-            )
+            raise IndexError(f"client: expected an integer from 0 to {len(self) - 1}, found {i!r}")
         start, stop = np.asarray(self.offsets)[i : i + 2]
         rows = np.asarray(self.indices)[start:stop]
         return {name: np.asarray(array)[rows] for name, array in self.arrays.items()}
@@ -180,18 +180,18 @@ def _check_arrays(arrays: dict[str, np.ndarray | jax.Array]) -> int:
     """Returns the number of rows N that all arrays share, or raises ValueError."""
     if not isinstance(arrays, dict) or not arrays:
         found = "an empty one" if isinstance(arrays, dict) else type(arrays).__name__
-        raise ValueError(f"arrays: found {found}, legal: a dict of at least one array")
+        raise ValueError(f"arrays: expected a dict of at least one array, found {found}")
     shapes = {name: np.shape(array) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not shapes[name]:
-            raise ValueError(f"array {name!r}: found a scalar, legal: a leading sample axis")
+            raise ValueError(f"array {name!r}: expected a leading sample axis, found a scalar")
         check_dtype(name, array)
     lengths = {name: shape[0] for name, shape in shapes.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"arrays: found leading lengths {lengths}, legal: one length")
+        raise ValueError(f"arrays: expected equal lengths, found {lengths}")
     num_rows = next(iter(lengths.values()))
     if not 1 <= num_rows < 2**31:
-        raise ValueError(f"arrays: found {num_rows} rows, legal: 1 to {2**31 - 1}")
+        raise ValueError(f"arrays: expected 1 to {2**31 - 1} rows, found {num_rows}")
     return num_rows
 
 
@@ -204,7 +204,7 @@ def check_dtype(name: str, array: np.ndarray | jax.Array) -> None:
     numbers = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.char not in "gG"
     if not (numbers or array.dtype == np.bool_):  # "g", "G": longer than 64 bits
         raise ValueError(
-            f"array {name!r}: found dtype {array.dtype}, legal: bools or numbers of up to 64 bits"
+            f"array {name!r}: expected bools or numbers of up to 64 bits, found dtype {array.dtype}"
         )
     held = jax.dtypes.canonicalize_dtype(array.dtype)
     # What is on disk is judged when its rows are read.
@@ -216,8 +216,8 @@ def check_dtype(name: str, array: np.ndarray | jax.Array) -> None:
     lowest, highest = array.min(**counted), array.max(**counted)
     if lowest < bounds.min or highest > bounds.max:
         raise ValueError(
-            f"array {name!r}: found values {lowest} to {highest}, legal: those of {held} "
-            "(or jax_enable_x64)"
+            f"array {name!r}: expected values of {held} (or jax_enable_x64), found {lowest} to "
+            f"{highest}"
         )
 
 
@@ -225,17 +225,17 @@ def _flatten(indices: Sequence, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns all row numbers in one array, and the clients' sizes, or raises ValueError."""
     lists = [np.asarray(rows) for rows in indices]
     if not lists:
-        raise ValueError("indices: found no client, legal: at least one")
+        raise ValueError("indices: expected at least one client, found none")
     for client, rows in enumerate(lists):
         # An empty Python list becomes a float array, and holds no float.
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
             raise ValueError(
-                f"indices of client {client}: found {rows.dtype} {rows.shape}, legal: a 1-D "
-                "integer array"
+                f"indices of client {client}: expected a 1-D integer array, found {rows.dtype} "
+                f"{rows.shape}"
             )
     sizes = np.array([rows.size for rows in lists], np.int64)
     if sizes.sum() >= 2**31:
-        raise ValueError(f"indices: found {sizes.sum()} rows of all clients, legal: under 2**31")
+        raise ValueError(f"indices: expected fewer than 2**31 rows in all, found {sizes.sum()}")
     # int64 for every list: NumPy would merge int64 and uint64 into floats.
     flat = np.concatenate(lists, dtype=np.int64, casting="unsafe")
     illegal = np.flatnonzero((flat < 0) | (flat >= num_rows))
@@ -248,4 +248,4 @@ def _flatten(indices: Sequence, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _no_row(client: int, row: int, num_rows: int) -> str:
-    return f"indices of client {client}: found row {row}, legal: 0 to {num_rows - 1}"
+    return f"indices of client {client}: expected rows 0 to {num_rows - 1}, found {row}"

@@ -42,8 +42,8 @@ def prepare_images(
         mean, std = channels
         if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
             raise ValueError(
-                f"channels: found means {tuple(mean)} and deviations {tuple(std)}, legal: equally "
-                "many, deviations above 0"
+                f"channels: expected as many means as deviations > 0, found {tuple(mean)} and "
+                f"{tuple(std)}"
             )
 
     def prepare(x: jax.Array, key: jax.Array | None) -> jax.Array:
@@ -80,7 +80,7 @@ def crop_and_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
     """
     check_whole("padding", padding, 0)
     if x.ndim != 4:
-        raise ValueError(f"images: found shape {x.shape}, legal: [B, h, w, channels]")
+        raise ValueError(f"images: expected [B, h, w, channels], found shape {x.shape}")
     places = 2 * padding + 1
     # One draw an image, and not one for each of row, column and mirror.
     view = jax.random.randint(key, x.shape[:1], 0, 2 * places**2)
@@ -102,7 +102,7 @@ def scale(x: jax.Array) -> jax.Array:
 
 def _normalise(x: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
     if x.shape[-1:] != (len(mean),):
-        raise ValueError(f"images: found shape {x.shape}, legal: {len(mean)} channels, the last")
+        raise ValueError(f"images: expected {len(mean)} channels, the last, found shape {x.shape}")
     last = (1,) * (x.ndim - 1) + (-1,)
     mean, std = (jnp.asarray(numbers, jnp.float32).reshape(last) for numbers in (mean, std))
     return (x - mean) / std

@@ -52,7 +52,7 @@ def partition_natural(client_ids: np.ndarray) -> list[np.ndarray]:
     client_ids = integer_vector("client_ids", client_ids)
     if not client_ids.size or not 0 <= client_ids.min() <= client_ids.max() < 2**31:
         found = f"{client_ids.min()} to {client_ids.max()}" if client_ids.size else "none"
-        raise ValueError(f"client_ids: found {found}, legal: at least one, 0 to {2**31 - 1}")
+        raise ValueError(f"client_ids: expected at least one, 0 to {2**31 - 1}, found {found}")
     return _group(client_ids, int(client_ids.max()) + 1)
 
 
@@ -110,13 +110,13 @@ def partition_dirichlet(
     check_number("alpha", alpha, -math.inf)
     check_seed(seed)
     if alpha <= 0:
-        raise ValueError(f"alpha: found {alpha!r}, legal: a number above 0")
+        raise ValueError(f"alpha: expected a number > 0, found {alpha!r}")
     if by not in ("label", "client"):
-        raise ValueError(f"by: found {by!r}, legal: 'label', 'client'")
+        raise ValueError(f"by: expected 'label', 'client', found {by!r}")
     if num_clients * min_size > labels.size:
         raise ValueError(
-            f"num_clients: found {num_clients} of at least {min_size} samples (need "
-            f"{num_clients * min_size}, have {labels.size}), legal: up to {labels.size // min_size}"
+            f"num_clients: expected at most {labels.size // min_size}, found {num_clients} of at "
+            f"least {min_size} samples (need {num_clients * min_size}, have {labels.size})"
         )
     alpha = float(alpha)
     rng = np.random.default_rng([seed, _STREAM])

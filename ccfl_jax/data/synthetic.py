@@ -51,7 +51,7 @@ def synthetic(
     for name, value in (("alpha", alpha), ("beta", beta)):
         check_number(name, value, -math.inf)
         if value < 0:
-            raise ValueError(f"{name}: found {value!r}, legal: a number from 0 on")
+            raise ValueError(f"{name}: expected a number >= 0, found {value!r}")
     check_seed(seed)
     clients = [_client(seed, client, alpha, beta) for client in range(num_clients)]
     held_out = [y.size // 5 for _, y in clients]

@@ -43,9 +43,9 @@ def rows_together(arrays: Batch, batch_size: int) -> int:
     lengths = {name: len(a) for name, a in arrays.items()}
     rows = next(iter(lengths.values()), 0)
     if rows == 0 or set(lengths.values()) != {rows}:
-        raise ValueError(f"arrays: found lengths {lengths}, legal: equal and at least 1")
+        raise ValueError(f"arrays: expected equal lengths >= 1, found {lengths}")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size: found {batch_size!r}, legal: a whole number from 1 on")
+        raise ValueError(f"batch_size: expected an integer >= 1, found {batch_size!r}")
     for name, array in arrays.items():
         check_dtype(name, array)
     return min(batch_size, rows, _ROWS_TOGETHER)

@@ -1,6 +1,7 @@
 """One round of client-centric federated optimisation (Algorithm 2)."""
 
 from collections.abc import Callable
+from functools import partial
 from numbers import Real
 from typing import Any, get_args
 
@@ -104,6 +105,7 @@ def build_round(
     def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
         unit = _unit_of_work(work_unit, slots)
 
+        @partial(jax.jit, inline=True)
         def visit(state: State, data: FederatedData, slot: Slot) -> tuple:
             """One client's part: retrieve a past model, work on it, upload."""
             start_model = past.read(state.history, slot.start)
@@ -143,8 +145,7 @@ def _unit_of_work(asked: WorkUnit | None, slots: Schedule) -> WorkUnit:
     """The schedule's own unit, or else the one asked for; epochs where nobody says."""
     if asked is not None and slots.work_unit not in (None, asked):
         raise ValueError(
-            f"work_unit: found {asked!r} with a schedule in {slots.work_unit}, legal: "
-            f"{slots.work_unit!r}, or None, which takes the schedule's"
+            f"work_unit: expected {slots.work_unit!r}, as in the schedule, or None, found {asked!r}"
         )
     return slots.work_unit or asked or "epochs"
 
@@ -201,12 +202,14 @@ def _check_choices(
     local: Any, batch_size: int, work_unit: str | None, normalise: str, lanes: int | None
 ) -> None:
     if not (callable(local) or isinstance(local, Local | jax.Array)):
-        legal = "an optax optimiser, a number, or a function of the round that gives one"
-        raise ValueError(f"local: found {local!r}, legal: {legal}")
+        raise ValueError(
+            "local: expected an optax optimiser, a number, or a function of the round that gives "
+            f"one, found {local!r}"
+        )
     for name, count in (("batch_size", batch_size), ("lanes", 1 if lanes is None else lanes)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}: found {count!r}, legal: a whole number from 1 on")
+            raise ValueError(f"{name}: expected an integer >= 1, found {count!r}")
     choices = (("work_unit", work_unit or "epochs", WorkUnit), ("normalise", normalise, Normalise))
-    for name, value, legal in choices:
-        if value not in get_args(legal):
-            raise ValueError(f"{name}: found {value!r}, legal: {', '.join(get_args(legal))}")
+    for name, value, words in choices:
+        if value not in get_args(words):
+            raise ValueError(f"{name}: expected {', '.join(get_args(words))}, found {value!r}")

@@ -58,7 +58,9 @@ def run_rounds(
 def check_rows(rows: int) -> None:
     """Refuses data whose rows 32 bits cannot number."""
     if rows >= 2**31:
-        raise ValueError(f"data: found {rows} rows, legal: under 2**31 at once, see stream_rounds")
+        raise ValueError(
+            f"data: expected fewer than 2**31 rows (more: see stream_rounds), found {rows}"
+        )
 
 
 def padded(schedule: Schedule) -> tuple[Schedule, int]:
@@ -91,8 +93,8 @@ def check_schedule(
         oldest = int(np.where(schedule.present, schedule.staleness, 0).max(initial=0))
         if oldest >= len(held):
             raise ValueError(
-                f"history_length: found {len(held)}, legal: at least {oldest + 1}, "
-                f"the schedule's largest staleness is {oldest}"
+                f"history_length: expected at least {oldest + 1}, the schedule's largest staleness "
+                f"is {oldest}, found {len(held)}"
             )
     history_plan.check_versions(schedule.staleness, schedule.present, first_round)
     if schedule.read is not None:
@@ -111,12 +113,13 @@ def loop(
 ) -> tuple[State, Info]:
     """A scan over the first `rounds` rows; traced, so the length is no part of the program."""
     row = jax.tree.map(lambda a: a[0], slots)
-    info = jax.eval_shape(round_fn, state, row, data)[1]
+    one_round = jax.jit(round_fn, inline=True)  # for the info's shapes and the scan: traced once
+    info = jax.eval_shape(one_round, state, row, data)[1]
     infos = jax.tree.map(lambda a: jnp.zeros((slots.num_rounds, *a.shape), a.dtype), info)
 
     def step(k: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
         state, infos = carry
-        state, info = round_fn(state, jax.tree.map(lambda a: a[k], slots), data)
+        state, info = one_round(state, jax.tree.map(lambda a: a[k], slots), data)
         return state, jax.tree.map(lambda all_, one: all_.at[k].set(one), infos, info)
 
     return jax.lax.fori_loop(0, rounds, step, (state, infos))

@@ -96,12 +96,12 @@ def cut(schedule: Schedule, data: FederatedData, memory: int) -> Pieces:
 
     Raises:
         ValueError: if the schedule is malformed or names a client there is none of; if memory is
-            not a whole number, or half of it is less than the samples of one round take.
+            not an integer, or half of it is less than the samples of one round take.
     """
     schedule.check()
     check_clients(schedule, len(data))
     if isinstance(memory, bool) or not isinstance(memory, int | np.integer):
-        raise ValueError(f"memory: found {memory!r}, legal: a whole number of bytes")
+        raise ValueError(f"memory: expected an integer, in bytes, found {memory!r}")
     sizes = np.diff(np.asarray(data.offsets))
     row_bytes = 4 + sum(
         int(np.prod(a.shape[1:])) * held_dtype(a).itemsize for a in data.arrays.values()
@@ -116,8 +116,8 @@ def cut(schedule: Schedule, data: FederatedData, memory: int) -> Pieces:
         if max(own, 1) > room:
             alone = fixed + max(own, 1) * row_bytes
             raise ValueError(
-                f"memory: found {memory} bytes, legal: at least {2 * alone} "
-                f"({math.ceil(alone / 50) / 1e4} MB), twice the {alone} that round {t} takes"
+                f"memory: expected at least {2 * alone} ({math.ceil(alone / 50) / 1e4} MB), twice "
+                f"the {alone} that round {t} takes, found {memory} bytes"
             )
         new = int(sizes[clients[last_round[clients] < starts[-1]]].sum())
         if held + new > room:

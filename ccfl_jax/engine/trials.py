@@ -119,21 +119,21 @@ def _check_trials(
     counts["data"] = trials if data.offsets.ndim == 1 else len(data.offsets)
     for name, found in counts.items():
         if found != trials:
-            raise ValueError(f"{name}: found {found} trials, legal: {trials}, as states has")
+            raise ValueError(f"{name}: expected {trials} trials, as in states, found {found}")
     starts, lengths = set(map(int, states.round)), {one.num_rounds for one in schedules}
     for name, found in (("states", starts), ("schedule", lengths)):
         if len(found) > 1:
-            raise ValueError(f"{name}: found rounds {sorted(found)}, legal: the same in each trial")
+            raise ValueError(
+                f"{name}: expected the same number of rounds in each trial, found {sorted(found)}"
+            )
     planned = sum(one.read is not None for one in schedules)
     if planned not in (0, len(schedules)):
         raise ValueError(
-            f"schedule: found {planned} of {len(schedules)} with a plan, legal: all or none"
+            f"schedule: expected a plan for all trials or none, found {planned} of {len(schedules)}"
         )
     units = sorted({str(one.work_unit) for one in schedules})
     if len(units) > 1:
-        raise ValueError(
-            f"work_unit: found {', '.join(units)} in the schedules, legal: the same in each trial"
-        )
+        raise ValueError(f"work_unit: expected the same in each trial, found {', '.join(units)}")
     check_rows(data.indices.shape[-1])
     held = np.asarray(states.history.version)
     if len(schedules) == 1:  # what holds for one holds for all that have the same models

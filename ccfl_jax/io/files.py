@@ -22,18 +22,18 @@ def check_unused(folder: str | os.PathLike, own: Collection[str] | None = None) 
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder}: found a file, legal: a new or an empty folder")
+        raise FileExistsError(f"{folder}: expected a new or an empty folder, found a file")
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     names = [name for name in names if name != LOCK]
     if own is None and names:
         raise FileExistsError(
-            f"{folder}: found a folder with content, legal: a new or an empty folder, resuming, or "
-            "overwriting"
+            f"{folder}: expected a new or an empty folder (or resuming, or overwriting), found "
+            "content"
         )
     foreign = [name for name in names if own is not None and not _is_own(name, own)]
     if foreign:
         raise FileExistsError(
-            f"{folder}: found {foreign[0]}, legal: to overwrite a folder of {', '.join(own)} alone"
+            f"{folder}: expected only {', '.join(own)} in a folder to overwrite, found {foreign[0]}"
         )
 
 
@@ -101,7 +101,7 @@ def as_json(data: bytes, path: str | os.PathLike) -> Any:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"found {name}, legal: numbers")
+    raise ValueError(f"expected numbers, found {name}")
 
 
 def _is_own(name: str, own: Collection[str]) -> bool:

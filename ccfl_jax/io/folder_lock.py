@@ -42,7 +42,7 @@ def lock(folder: str | os.PathLike) -> Lock:
             owner = _owner(file)
             file.close()
             raise BlockingIOError(
-                f"{folder}: found in use by {owner}, legal: one process a folder"
+                f"{folder}: expected one process at a time, found in use by {owner}"
             ) from None
         # Whoever let go in between has removed the file that was opened here.
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):

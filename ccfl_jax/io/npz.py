@@ -44,9 +44,9 @@ def read_npz(
     for name, array in arrays.items():
         kind = array.dtype.kind if isinstance(array, np.ndarray) else "none"
         if kind not in "biuf":
-            raise ValueError(f"{name}: found no numbers, legal: booleans, integers or floats")
+            raise ValueError(f"{name}: expected booleans, integers or floats, found others")
         if kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-            raise ValueError(f"{name}: found a boolean of another byte, legal: 0 and 1")
+            raise ValueError(f"{name}: expected booleans of the bytes 0 and 1, found others")
     return arrays
 
 
@@ -72,9 +72,9 @@ def _check_members(
     if missing or unknown or len({*names}) < len(names):
         beside = f" and optionally {', '.join(optional)}" if optional else ""
         raise ValueError(
-            f"found missing {missing}, unknown {shortened(unknown)} in {len(names)} arrays, "
-            f"legal: {[*needed]}{beside}"
+            f"expected {[*needed]}{beside}, found missing {missing}, unknown {shortened(unknown)} "
+            f"in {len(names)} arrays"
         )
     total = sum(info.file_size for info in members)
     if total > most:
-        raise ValueError(f"found arrays of {total} bytes, legal: up to {most}")
+        raise ValueError(f"expected at most {most} bytes, found {total}")

@@ -33,8 +33,8 @@ def read_plain(data: bytes) -> Any:
         _check_plain(value)
     except Exception as error:  # whichever it is, the bytes are no such pickle
         raise ValueError(
-            f"pickle: found {one_line(str(error)) or type(error).__name__}, legal: dicts, lists, "
-            "strings and numbers"
+            "pickle: expected dicts, lists, strings and numbers, found "
+            f"{one_line(str(error)) or type(error).__name__}"
         ) from None
     return value
 

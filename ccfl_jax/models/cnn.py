@@ -70,11 +70,11 @@ class McMahanCNN(nn.Module):
 def _check(model: nn.Module, x: jax.Array, least: int) -> None:
     name = type(model).__name__
     if model.num_classes < 1:
-        raise ValueError(f"{name}: found num_classes {model.num_classes}, legal: from 1 on")
+        raise ValueError(f"{name}: expected num_classes >= 1, found {model.num_classes}")
     if x.ndim < 3 or min(x.shape[-3:-1]) < least:
         raise ValueError(
-            f"{name}: found input shape {x.shape}, legal: [..., h, w, channels] with "
-            f"{least} x {least} pixels or more"
+            f"{name}: expected [..., h, w, channels] with {least} x {least} pixels or more, found "
+            f"input shape {x.shape}"
         )
 
 

@@ -182,7 +182,7 @@ class Conv(nn.Module):
         _check(self)
         _check_pair(self, "strides", self.strides)
         if self.padding not in ("VALID", "SAME"):
-            raise ValueError(f"Conv: found padding {self.padding!r}, legal: 'VALID', 'SAME'")
+            raise ValueError(f"Conv: expected 'VALID', 'SAME', found padding {self.padding!r}")
         same = self.padding == "SAME"
         _check_input(self, x, (1, 1) if same else self.kernel_size)
         x, kernel, bias, leading = _prepare(self, x, self.use_bias)
@@ -226,11 +226,11 @@ class ConvReluPool(nn.Module):
 def _check(module):
     name = type(module).__name__
     if module.features < 1:
-        raise ValueError(f"{name}: found features {module.features}, legal: from 1 on")
+        raise ValueError(f"{name}: expected features >= 1, found {module.features}")
     _check_pair(module, "kernel_size", module.kernel_size)
     if module.lowering not in (None, "xla", "shifted", "banded"):
         raise ValueError(
-            f"{name}: found lowering {module.lowering!r}, legal: 'xla', 'shifted', 'banded', None"
+            f"{name}: expected 'xla', 'shifted', 'banded', None, found lowering {module.lowering!r}"
         )
 
 
@@ -238,15 +238,15 @@ def _check_pair(module, field, pair):
     whole = isinstance(pair, Sequence) and all(isinstance(n, int) for n in pair)
     if not whole or len(pair) != 2 or min(pair) < 1:
         raise ValueError(
-            f"{type(module).__name__}: found {field} {pair!r}, legal: two whole numbers from 1 on"
+            f"{type(module).__name__}: expected two integers >= 1, found {field} {pair!r}"
         )
 
 
 def _check_input(module, x, smallest):
     if x.ndim < 3 or x.shape[-3] < smallest[0] or x.shape[-2] < smallest[1]:
         raise ValueError(
-            f"{type(module).__name__}: found input shape {x.shape}, legal: [..., h, w, channels] "
-            f"with h >= {smallest[0]} and w >= {smallest[1]}"
+            f"{type(module).__name__}: expected [..., h, w, channels] with h >= {smallest[0]} and w"
+            f" >= {smallest[1]}, found input shape {x.shape}"
         )
 
 

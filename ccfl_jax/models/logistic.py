@@ -19,8 +19,8 @@ class Logistic(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.num_classes < 1:
-            raise ValueError(f"Logistic: found num_classes {self.num_classes}, legal: from 1 on")
+            raise ValueError(f"Logistic: expected num_classes >= 1, found {self.num_classes}")
         if x.ndim < 2:
-            raise ValueError(f"Logistic: found input shape {x.shape}, legal: [b, ...]")
+            raise ValueError(f"Logistic: expected [b, ...], found input shape {x.shape}")
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         return nn.Dense(self.num_classes, name="dense")(x)

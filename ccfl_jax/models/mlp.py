@@ -22,9 +22,9 @@ class MLP(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         widths = (*self.features, self.num_classes)
         if min(widths) < 1:
-            raise ValueError(f"MLP: found layer widths {widths}, legal: each from 1 on")
+            raise ValueError(f"MLP: expected layer widths >= 1, found {widths}")
         if x.ndim < 2:
-            raise ValueError(f"MLP: found input shape {x.shape}, legal: [b, ...]")
+            raise ValueError(f"MLP: expected [b, ...], found input shape {x.shape}")
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         for i, width in enumerate(self.features, start=1):
             x = nn.relu(nn.Dense(width, name=f"dense{i}")(x))

@@ -61,9 +61,9 @@ class ResNet18(nn.Module):
 def _check(model: nn.Module, x: jax.Array) -> None:
     name = type(model).__name__
     if model.num_classes < 1:
-        raise ValueError(f"{name}: found num_classes {model.num_classes}, legal: from 1 on")
+        raise ValueError(f"{name}: expected num_classes >= 1, found {model.num_classes}")
     if x.ndim != 4:
-        raise ValueError(f"{name}: found input shape {x.shape}, legal: [b, h, w, channels]")
+        raise ValueError(f"{name}: expected [b, h, w, channels], found input shape {x.shape}")
 
 
 def _features(

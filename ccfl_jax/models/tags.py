@@ -40,11 +40,11 @@ class TagLogistic(nn.Module):
         shape = (self.vocabulary_size, self.num_tags)
         if min(shape) < 1:
             raise ValueError(
-                f"TagLogistic: found vocabulary_size, num_tags {shape}, legal: each from 1 on"
+                f"TagLogistic: expected vocabulary_size and num_tags >= 1, found {shape}"
             )
         if ids.ndim < 1 or not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ValueError(
-                f"TagLogistic: found input {ids.dtype} {ids.shape}, legal: integer ids [..., L]"
+                f"TagLogistic: expected integer ids [..., L], found input {ids.dtype} {ids.shape}"
             )
         table = self.param("table", nn.initializers.lecun_normal(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.num_tags,))

@@ -184,7 +184,7 @@ def _functions(
     And whether `apply` does the same with any key as with None, as in evaluation.
     """
     if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
-        raise ValueError(f"compute_dtype: found {compute_dtype!r}, legal: a float dtype or None")
+        raise ValueError(f"compute_dtype: expected a float dtype or None, found {compute_dtype!r}")
     example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
     init, exact = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
 
@@ -201,7 +201,7 @@ def _functions(
 
     (evaluation, logits), (training, _) = trace(None), trace(jax.random.key(0))
     if logits.shape != (2, width):
-        raise ValueError(f"model: found output {logits.shape}, legal: (2, {width}) for 2 rows")
+        raise ValueError(f"model: expected output (2, {width}) for 2 rows, found {logits.shape}")
     return init, apply, str(evaluation) == str(training)
 
 
@@ -267,15 +267,15 @@ def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:
 def _refuse_statistics(found: list[str]) -> None:
     if found:
         raise ValueError(
-            f"model: found {', '.join(found)} beside its parameters, legal: parameters only; "
-            "statistics have no meaning between stale clients, use GroupNorm instead of BatchNorm"
+            "model: expected parameters only; statistics have no meaning between stale clients, "
+            f"use GroupNorm instead of BatchNorm, found {', '.join(found)} beside its parameters"
         )
 
 
 def _labels(y: jax.Array, shape: str) -> jax.Array:
     """Labels in a dtype that holds every number they are compared with."""
     if jnp.issubdtype(y.dtype, jnp.inexact) or y.ndim != shape.count(",") + 1:
-        raise ValueError(f"y: found {y.dtype} {y.shape}, legal: integers {shape}")
+        raise ValueError(f"y: expected integers {shape}, found {y.dtype} {y.shape}")
     return tree_util.at_least_int32(y)
 
 

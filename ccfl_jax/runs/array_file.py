@@ -32,7 +32,7 @@ class ArrayFileHandler(ocp.AsyncCheckpointHandler):
 
     def save(self, directory: Path, args: "ArrayFile") -> None:
         """Writes the file at once."""
-        raise NotImplementedError("array_file: found a save at once, legal: an asynchronous one")
+        raise NotImplementedError("array_file: expected an asynchronous save, found a synchronous one")
 
     def restore(self, directory: Path, args: "ArrayFile | None" = None) -> "ArrayFile":
         """What was saved.

@@ -162,9 +162,9 @@ def _saved(arrays: dict[str, np.ndarray], about: dict[str, Any], like: State, pl
     saved = {n.removeprefix(_STATE): a for n, a in arrays.items() if n.startswith(_STATE)}
     wanted = _named(target)
     for name in sorted(saved.keys() | wanted.keys()):
-        found, legal = (_kind(part.get(name)) for part in (saved, wanted))
-        if found != legal:
-            raise ValueError(f"{place}, {name}: found {found}, legal: {legal}")
+        found, expected = (_kind(part.get(name)) for part in (saved, wanted))
+        if found != expected:
+            raise ValueError(f"{place}, {name}: expected {expected}, found {found}")
     placed = [_placed(saved[name], leaf) for name, leaf in wanted.items()]
     state = jax.tree.unflatten(jax.tree.structure(target), placed)
     key = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(like.key))

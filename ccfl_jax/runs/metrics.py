@@ -68,7 +68,8 @@ def read_rows(folder: str | os.PathLike) -> list[Row]:
     rows = [as_json(line, path) for line in lines[:-1]]  # a whole line ends in a newline
     for row in rows:
         if not isinstance(row, dict) or type(row.get("round")) is not int:
-            raise ValueError(f"{path}: found {one_line(str(row), 80)}, legal: a row with its round")
+            raise ValueError(f"{path}: expected a row with its round, found "
+                             f"{one_line(str(row), 80)}")
     return rows
 
 
@@ -93,11 +94,11 @@ def keep_rows(folder: str | os.PathLike, counts: Mapping[str, int]) -> list[list
     for name, rows in found.items():
         if len(rows) < counts[name]:
             raise ValueError(
-                f"{path}: found {len(rows)} rows, legal: {counts[name]}, as the checkpoint has it"
+                f"{path}: expected {counts[name]} rows, as in the checkpoint, found {len(rows)}"
             )
         rounds = [row["round"] for row in rows]
         if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
-            raise ValueError(f"{path}: found rounds {rounds}, legal: each above the one before")
+            raise ValueError(f"{path}: expected rising rounds, found {rounds}")
     text = "".join(json.dumps(row) + "\n" for row in kept)
     if jax.process_index() == 0 and path.exists() and text != path.read_text():
         replace_file(path, text)

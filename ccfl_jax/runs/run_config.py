@@ -48,10 +48,11 @@ def check(folder: str | os.PathLike, config: Mapping[str, Any], free: Collection
     """
     path = Path(folder) / CONFIG
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: found no {CONFIG}, legal: the folder of an earlier run")
+        raise FileNotFoundError(f"{folder}: expected the folder of an earlier run, found no "
+                                f"{CONFIG}")
     saved = as_json(path.read_bytes(), path)
     if not isinstance(saved, dict):
-        raise ValueError(f"{path}: found {one_line(str(saved), 80)}, legal: the settings of a run")
+        raise ValueError(f"{path}: expected the settings of a run, found {one_line(str(saved), 80)}")
     check_same(folder, saved, config, free)
 
 
@@ -75,8 +76,8 @@ def check_same(
     if differing:
         differing = one_line(", ".join(differing), 2000)
         raise ValueError(
-            f"{place}: found another configuration ({differing}), legal: the same, "
-            f"except {', '.join(sorted(free))}"
+            f"{place}: expected the same settings, except {', '.join(sorted(free))}, found "
+            f"{differing}"
         )
 
 

@@ -86,8 +86,8 @@ def check_versions(staleness: np.ndarray, reads: np.ndarray, first_round: int) -
     if too_old.max(initial=0) > 0:
         row = int(too_old.argmax())
         raise ValueError(
-            f"schedule: found staleness {asked[row].max()} in round {first_round + row}, "
-            f"legal: 0 to {first_round + row}, there is no model before x_0"
+            f"schedule: expected a staleness of at most {first_round + row} in round "
+            f"{first_round + row} (x_0 is the first model), found {asked[row].max()}"
         )
 
 
@@ -113,8 +113,8 @@ def check_plan(
     needed = max(int(read.max(initial=0)) + 1, int(write.max(initial=0)))
     if needed > len(held):
         raise ValueError(
-            f"history_length: found {len(held)}, legal: at least {needed}, "
-            f"the schedule's plan holds {needed} models"
+            f"history_length: expected at least {needed}, the schedule's plan holds {needed} "
+            f"models, found {len(held)}"
         )
     rounds = max(len(write), 1)
     t, k = np.nonzero(reads)
@@ -129,6 +129,6 @@ def check_plan(
     if wrong.any():
         i = int(wrong.argmax())
         raise ValueError(
-            f"read: found history slot {slot[i]} in round {first_round + t[i]}, legal: "
-            f"that of x_{first_round + version[i]}; a plan is of the whole run, from round 0"
+            f"read: expected that of x_{first_round + version[i]}; a plan is of the whole run, from"
+            f" round 0, found history slot {slot[i]} in round {first_round + t[i]}"
         )

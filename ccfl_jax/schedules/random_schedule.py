@@ -40,7 +40,7 @@ def random_schedule(
 
     Raises:
         ValueError: for a count below its minimum, a buffer larger than the number of clients, a
-            seed outside 0..2**32-1, local_work * randomness that is not a whole number >= 1, or
+            seed outside 0..2**32-1, local_work * randomness that is not an integer >= 1, or
             masks that are too few or no bool `[num_clients]`.
     """
     check_seed(seed)
@@ -51,7 +51,8 @@ def random_schedule(
     check_whole("local_work", local_work, 1)
     if buffer_size > num_clients:
         raise ValueError(
-            f"buffer_size: found {buffer_size}, legal: at most the number of clients, {num_clients}"
+            f"buffer_size: expected at most the number of clients, {num_clients}, found "
+            f"{buffer_size}"
         )
     check_work(local_work, randomness)
     most_work = int(local_work * randomness)
@@ -86,8 +87,8 @@ def _draw_cohorts(
         if mask is not None:
             if np.shape(mask) != (num_clients,) or np.asarray(mask).dtype != bool:
                 raise ValueError(
-                    f"available: found {np.asarray(mask).dtype} {np.shape(mask)} in round {t}, "
-                    f"legal: bool ({num_clients},)"
+                    f"available: expected bool ({num_clients},), found {np.asarray(mask).dtype} "
+                    f"{np.shape(mask)} in round {t}"
                 )
             ids = np.flatnonzero(mask)  # draws from all ids are those from their number
             size = min(slots, len(ids))
@@ -95,5 +96,5 @@ def _draw_cohorts(
         present[t, :size] = True
         drawn = t + 1
     if drawn < rounds:
-        raise ValueError(f"available: found {drawn} masks, legal: one for each of {rounds} rounds")
+        raise ValueError(f"available: expected a mask for each of {rounds} rounds, found {drawn}")
     return client, present

@@ -76,7 +76,7 @@ class Schedule:
         total = self.num_rounds
         if not 0 <= start <= stop <= total:
             raise ValueError(
-                f"rounds: found start {start}, stop {stop}, legal: 0 <= start <= stop <= {total}"
+                f"rounds: expected 0 <= start <= stop <= {total}, found start {start}, stop {stop}"
             )
         whole = {name: getattr(self, name) for name in _ARRAYS}
         return self.replace(**{n: a[start:stop] for n, a in whole.items() if a is not None})
@@ -153,10 +153,10 @@ class Schedule:
         """
         shape = np.shape(self.client)
         if len(shape) != 2:
-            raise ValueError(f"client: found shape {shape}, legal: [rounds, slots]")
+            raise ValueError(f"client: expected [rounds, slots], found shape {shape}")
         if (self.read is None) != (self.write is None):
             found = "read" if self.write is None else "write"
-            raise ValueError(f"schedule: found {found} alone, legal: read and write, or neither")
+            raise ValueError(f"schedule: expected read and write, or neither, found {found} alone")
         for name in _ARRAYS:
             if getattr(self, name) is not None:
                 own = shape[:1] if name in ("time", "write") else shape
@@ -165,11 +165,11 @@ class Schedule:
             check_whole("num_clients", self.num_clients, 1, 2**31 - 1)
             if np.max(self.client, initial=0) >= self.num_clients:
                 raise ValueError(
-                    f"num_clients: found {self.num_clients}, legal: more than the largest client, "
-                    f"{np.max(self.client)}"
+                    f"num_clients: expected more than the largest client, {np.max(self.client)}, "
+                    f"found {self.num_clients}"
                 )
         if self.work_unit not in (None, *get_args(WorkUnit)):
-            raise ValueError(f"work_unit: found {self.work_unit!r}, legal: epochs, steps or None")
+            raise ValueError(f"work_unit: expected epochs, steps or None, found {self.work_unit!r}")
 
     def stats(self, num_clients: int, steps: np.ndarray | None = None) -> dict[str, object]:
         r"""What the schedule asks for, over present slots with work.
@@ -208,7 +208,7 @@ class Schedule:
         check_clients(self, num_clients)
         work = np.asarray(self.work if steps is None else steps, np.float64)
         if work.shape != self.work.shape:
-            raise ValueError(f"steps: found shape {work.shape}, legal: {self.work.shape}")
+            raise ValueError(f"steps: expected {self.work.shape}, found shape {work.shape}")
         counted = self.present & (work > 0)
         visits = np.bincount(self.client[counted], minlength=num_clients)
         stale = np.bincount(self.staleness[counted], minlength=1)
@@ -235,13 +235,11 @@ def check_clients(schedule: Schedule, num_clients: int) -> None:
     """
     if schedule.num_clients not in (None, num_clients):
         raise ValueError(
-            f"schedule: found one made for {schedule.num_clients} clients, legal: one made for "
-            f"{num_clients}"
+            f"schedule: expected one of {num_clients} clients, found one of {schedule.num_clients}"
         )
     if schedule.client.size and schedule.client.max() >= num_clients:
         raise ValueError(
-            f"schedule: found client {schedule.client.max()}, legal: 0 to {num_clients - 1} "
-            f"({num_clients} clients)"
+            f"schedule: expected clients 0 to {num_clients - 1}, found {schedule.client.max()}"
         )
 
 
@@ -266,8 +264,8 @@ def _scalars(num_clients: np.ndarray | None, epochs: np.ndarray | None) -> dict[
     """What a file says of its clients and its unit of work, as `Schedule` keeps them."""
     for name, value, kinds in (("num_clients", num_clients, "iu"), ("epochs", epochs, "b")):
         if value is not None and (value.shape or value.dtype.kind not in kinds):
-            legal = "one bool" if kinds == "b" else "one integer"
-            raise ValueError(f"{name}: found {value.dtype} {value.shape}, legal: {legal}")
+            one = "one bool" if kinds == "b" else "one integer"
+            raise ValueError(f"{name}: expected {one}, found {value.dtype} {value.shape}")
     return {
         "num_clients": None if num_clients is None else int(num_clients),
         "work_unit": None if epochs is None else "epochs" if epochs else "steps",
@@ -280,8 +278,10 @@ def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
     kinds = {"bool": "b", "numbers": "fiu", "integers": "iu"}[kind]
     if array.shape != shape or array.dtype.kind not in kinds:
         like = " like client" if array.ndim == 2 and name != "time" else ""
-        raise ValueError(f"{name}: found {array.dtype} {array.shape}, legal: {kind} {shape}{like}")
+        raise ValueError(
+            f"{name}: expected {kind} {shape}{like}, found {array.dtype} {array.shape}"
+        )
     if kind == "integers" and array.size and not 0 <= array.min() <= array.max() < 2**31:
-        raise ValueError(f"{name}: found {array.min()} to {array.max()}, legal: 0 to {2**31 - 1}")
+        raise ValueError(f"{name}: expected 0 to {2**31 - 1}, found {array.min()} to {array.max()}")
     if kind == "numbers" and not np.isfinite(array).all():
-        raise ValueError(f"{name}: found a number that is not finite, legal: finite ones")
+        raise ValueError(f"{name}: expected finite numbers, found {array[~np.isfinite(array)][0]}")

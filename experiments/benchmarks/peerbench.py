@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     sys.argv = ours(argv, known_only=True)
     peers = Path(ours.peers)
     if not (peers / "common.py").is_file():
-        raise ValueError(f"--peers: found no common.py in {peers}, legal: the workload's folder")
+        raise ValueError(f"--peers: expected the workload's folder, found no common.py in {peers}")
     sys.path.insert(0, str(peers.resolve()))
     import common
 

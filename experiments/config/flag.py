@@ -24,7 +24,7 @@ class Domain(NamedTuple):
     """What a flag may be: absl's function that defines it, the same in words, and as a test."""
 
     define: Callable[..., Any]
-    legal: str
+    expected: str
     holds: Callable[[Any], bool]
 
 
@@ -69,17 +69,17 @@ def one_of(*names: str) -> Domain:
 
 def whole(least: int, most: int = INT32_MAX) -> Domain:
     """An integer."""
-    legal = f"a whole number from {least} to {most}"
-    return Domain(flags.DEFINE_integer, legal, lambda v: least <= v <= most)
+    expected = f"an integer from {least} to {most}"
+    return Domain(flags.DEFINE_integer, expected, lambda v: least <= v <= most)
 
 
 PATH = Domain(flags.DEFINE_string, "a path", lambda v: bool(v.strip()))
 SWITCH = Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lambda v: True)
 POSITIVE = Domain(
-    flags.DEFINE_float, "a number above 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX
+    flags.DEFINE_float, "a number > 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX
 )
 RATE = Domain(flags.DEFINE_float, "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
-DECAY = Domain(flags.DEFINE_float, "a number from 0 to below 1", lambda v: 0 <= v < 1)
+DECAY = Domain(flags.DEFINE_float, "a number from 0 to less than 1", lambda v: 0 <= v < 1)
 
 
 def flag(domain: Domain, default: Any, help: str, group: str, **more: Any) -> Any:
@@ -105,8 +105,8 @@ def read(argv: list[str], *tables: Table, words: str | None = None, least: int =
         least: how many of them there have to be.
 
     Raises:
-        ValueError: one line that names the flag, what was found and what is legal: for an unknown
-            flag (in a flag file too), a leftover word, or a value outside its domain.
+        ValueError: one line that names the flag, what is expected and what was found: for an
+            unknown flag (in a flag file too), a leftover word, or a value outside its domain.
     """
     known = {name: one for part in tables for name, one in part.items()}
     values = flags.FlagValues()
@@ -116,24 +116,25 @@ def read(argv: list[str], *tables: Table, words: str | None = None, least: int =
     try:
         args = values.read_flags_from_files([_flag_file(arg) for arg in argv[1:]])
         if any(arg.lstrip("-").split("=")[0] == "undefok" for arg in args):
-            raise ValueError("--undefok: found on the command line, legal: only flags that exist")
+            raise ValueError("--undefok: expected only flags that --help names, found it")
         rest = values([argv[0], *args], known_only=True)[1:]
     except flags.Error as error:
         raise ValueError(_one_line(error, known)) from None
     found = _words(rest, known)
     if words and len(found) < least:
-        raise ValueError(f"{words}: found none, legal: at least one")
+        raise ValueError(f"{words}: expected at least one, found none")
     if found and not words:
         hint = "; switches are written --resume or --noresume" if "alse" in found[0] else ""
-        raise ValueError(f"leftover word: found {found[0]!r:.300}, legal: only --flag=value{hint}")
+        raise ValueError(
+            f"leftover word: expected only --flag=value, found {found[0]!r:.300}{hint}"
+        )
     given = {name for name in known if values[name].present}
     got = {name: values[name].value for name in known}
     for name, value in got.items():
         domain = known[name].domain
         if (name in given or value is not None) and not domain.holds(value):
-            raise ValueError(
-                f"--{name}: found {value!r:.300}, legal: {domain.legal}{_nearest(domain, value)}"
-            )
+            near = _nearest(domain, value)
+            raise ValueError(f"--{name}: expected {domain.expected}, found {value!r:.300}{near}")
     return Given(got, given, found)
 
 
@@ -146,8 +147,8 @@ def refuse_useless(place: str, given: Given, known: Table) -> None:
     """Refuses flags that were given where there is no use for them."""
     for name in known:
         if name in given.names and place in known[name].no_use:
-            legal = known[name].no_use[place]
-            raise ValueError(f"--{name}: found with {place}, legal: {legal}")
+            instead = known[name].no_use[place]
+            raise ValueError(f"--{name}: expected {instead}, found with {place}")
 
 
 def described(*tables: Table) -> list[str]:
@@ -158,11 +159,11 @@ def described(*tables: Table) -> list[str]:
             group = one.group
             lines += ["", f"{group}:"]
         default = "" if one.default is None else f"={one.default}"
-        legal = "" if one.domain in (PATH, SWITCH) else f" [{one.domain.legal}]"
-        first = listed.setdefault(legal, name)
-        if first != name and len(legal) > 100:  # a long list is read once
-            legal = f" [as --{first}]"
-        text = f"--{name}{default}: {one.help}{legal}"
+        expected = "" if one.domain in (PATH, SWITCH) else f" [{one.domain.expected}]"
+        first = listed.setdefault(expected, name)
+        if first != name and len(expected) > 100:  # a long list is read once
+            expected = f" [as --{first}]"
+        text = f"--{name}{default}: {one.help}{expected}"
         lines.append(textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="      "))
     return lines
 
@@ -179,7 +180,7 @@ def _flag_file(arg: str) -> str:
         return arg
     if value not in presets():
         near = nearest(value, presets())
-        raise ValueError(f"--preset: found {value!r:.300}, legal: {', '.join(presets())}{near}")
+        raise ValueError(f"--preset: expected {', '.join(presets())}, found {value!r:.300}{near}")
     return f"--flagfile={_PRESETS / value}.flags"
 
 
@@ -190,7 +191,9 @@ def _words(rest: list[str], known: Table) -> list[str]:
         if arg.startswith("-") and arg.strip("-"):
             name = arg.partition("=")[0]
             near = nearest(name, [f"--{one}" for one in known])
-            raise ValueError(f"{name:.80}: found on the command line, legal: flags of --help{near}")
+            raise ValueError(
+                f"{name:.80}: expected a flag that --help names, found an unknown one{near}"
+            )
     return [*rest[:end], *rest[end + 1 :]]
 
 
@@ -203,7 +206,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _nearest(domain: Domain, value: Any) -> str:
     if not isinstance(value, str) or domain is PATH:
         return ""
-    return nearest(value, domain.legal.split(", "))
+    return nearest(value, domain.expected.split(", "))
 
 
 def _one_line(error: flags.Error, known: Table) -> str:
@@ -211,8 +214,8 @@ def _one_line(error: flags.Error, known: Table) -> str:
     illegal = re.match(r"flag --(\w+)=(.*?): ", text)
     if illegal:
         name, value = illegal.groups()
-        return f"--{name}: found {value!r:.300}, legal: {known[name].domain.legal}"
+        return f"--{name}: expected {known[name].domain.expected}, found {value!r:.300}"
     missing = re.match(r"Missing value for flag -+(\w+)", text)
     if missing:
-        return f"--{missing[1]}: found no value, legal: {known[missing[1]].domain.legal}"
+        return f"--{missing[1]}: expected {known[missing[1]].domain.expected}, found no value"
     return text

@@ -61,7 +61,7 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
         given: the names of the flags that were on the command line.
 
     Raises:
-        ValueError: one line that names the flag, what was found and what is legal.
+        ValueError: one line that names the flag, what is expected and what was found.
     """
     _check_data(values, given)
     _check_partition(values, given)
@@ -72,10 +72,10 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
     for name, what in (("resume", "go on"), ("overwrite", "remove")):
         if values[name] and values["out_dir"] is None:
             raise ValueError(
-                f"--{name}: found no --out_dir, legal: with the --out_dir of the run to {what}"
+                f"--{name}: expected with the --out_dir of the run to {what}, found without"
             )
     if values["overwrite"] and values["resume"]:
-        raise ValueError("--overwrite: found with --resume, legal: one of them")
+        raise ValueError("--overwrite: expected without --resume, found with it")
 
 
 def _check_data(values: dict[str, Any], given: set[str]) -> None:
@@ -83,38 +83,38 @@ def _check_data(values: dict[str, Any], given: set[str]) -> None:
     dataset = DATASETS[name]
     if model not in dataset.models:
         raise ValueError(
-            f"--model: found {model} with --dataset={name}, legal: {', '.join(dataset.models)}"
+            f"--model: expected {', '.join(dataset.models)}, found {model} with --dataset={name}"
         )
     if "data_dir" in given and not dataset.files:
         users = ", ".join(other for other, one in DATASETS.items() if one.files)
-        raise ValueError(f"--data_dir: found with --dataset={name}, legal: with {users}")
+        raise ValueError(f"--data_dir: expected with {users}, found with --dataset={name}")
     if name == "stackoverflow":
         if values["data_dir"] is None:
             raise ValueError(
-                "--data_dir: found none, legal: the folder of the Stack Overflow files"
+                "--data_dir: expected the folder of the Stack Overflow files, found none"
             )
         return
     for flag in OF_STACKOVERFLOW:
         if flag in given:
-            raise ValueError(f"--{flag}: found with --dataset={name}, legal: with stackoverflow")
+            raise ValueError(f"--{flag}: expected with stackoverflow, found with --dataset={name}")
         values[flag] = None
 
 
 def _check_partition(values: dict[str, Any], given: set[str]) -> None:
     name, partition = values["dataset"], values["partition"]
     if name == "stackoverflow" and partition != "natural":
-        raise ValueError(f"--partition: found {partition} with --dataset={name}, legal: natural")
+        raise ValueError(f"--partition: expected natural, found {partition} with --dataset={name}")
     if partition == "natural" and not DATASETS[name].clients:
         with_clients = ", ".join(other for other, one in DATASETS.items() if one.clients)
         raise ValueError(
-            f"--partition: found natural with --dataset={name}, legal: iid, dirichlet, "
-            f"dirichlet_client (only {with_clients} come with clients)"
+            f"--partition: expected iid, dirichlet, dirichlet_client (only {with_clients} come with"
+            f" clients), found natural with --dataset={name}"
         )
     if not partition.startswith("dirichlet"):
         if "alpha" in given:
             raise ValueError(
-                f"--alpha: found with --partition={partition}, legal: with dirichlet, "
-                "dirichlet_client"
+                "--alpha: expected with dirichlet, dirichlet_client, found with --partition="
+                f"{partition}"
             )
         values["alpha"] = None
 
@@ -122,13 +122,13 @@ def _check_partition(values: dict[str, Any], given: set[str]) -> None:
 def _check_work(values: dict[str, Any], given: set[str]) -> None:
     if values["buffer_size"] > values["num_clients"]:
         raise ValueError(
-            f"--buffer_size: found {values['buffer_size']}, legal: at most --num_clients, "
-            f"{values['num_clients']}"
+            f"--buffer_size: expected at most --num_clients, {values['num_clients']}, found "
+            f"{values['buffer_size']}"
         )
     if {"local_epochs", "local_steps"} <= given:
         raise ValueError(
-            f"--local_steps: found {values['local_steps']} beside --local_epochs="
-            f"{values['local_epochs']}, legal: one of the two"
+            f"--local_steps: expected without --local_epochs, found {values['local_steps']} with "
+            f"--local_epochs={values['local_epochs']}"
         )
     if "local_steps" in given:
         values["local_epochs"] = None
@@ -138,8 +138,8 @@ def _check_work(values: dict[str, Any], given: set[str]) -> None:
     most = values[unit] * values["randomness"]
     if not (1 <= most <= INT32_MAX and most == int(most)):
         raise ValueError(
-            f"--randomness: found {values['randomness']} with --{unit}={values[unit]}, legal: "
-            f"where their product ({most:g}) is a whole number from 1 to {INT32_MAX}"
+            f"--randomness: expected a product with the work that is an integer from 1 to "
+            f"{INT32_MAX}, found {values['randomness']} with --{unit}={values[unit]}"
         )
 
 
@@ -149,23 +149,23 @@ def _check_server(values: dict[str, Any], given: set[str]) -> None:
         if name not in SERVERS[server]:
             if name in given:
                 users = ", ".join(s for s, names in SERVERS.items() if name in names)
-                raise ValueError(f"--{name}: found with --server={server}, legal: with {users}")
+                raise ValueError(f"--{name}: expected with {users}, found with --server={server}")
             values[name] = None
     if server == "cc_fedavg":
         if values["server_lr"] not in (None, 1.0):
             raise ValueError(
-                f"--server_lr: found {values['server_lr']} with --server=cc_fedavg, legal: 1, or "
-                "cc_fedsgd for another step size"
+                "--server_lr: expected 1, or cc_fedsgd for another step size, found "
+                f"{values['server_lr']} with --server=cc_fedavg"
             )
         values["server_lr"] = 1.0
     if values["server_lr"] is None:
         raise ValueError(
-            "--server_lr: found none, legal: a number from 0 (only cc_fedavg does without)"
+            "--server_lr: expected a number >= 0 (cc_fedavg alone needs none), found none"
         )
     if values["eps"] == 0 and values["initial_accumulator"] == 0:
         raise ValueError(
-            "--eps: found 0 with --initial_accumulator=0, legal: one of the two above 0 (else a "
-            "coordinate without gradient is 0/0)"
+            "--eps: expected > 0, or --initial_accumulator > 0 (else 0/0 without gradient), "
+            "found 0 with --initial_accumulator=0"
         )
 
 
@@ -173,8 +173,8 @@ def _check_theorem(values: dict[str, Any]) -> None:
     known = [name for name in ("smoothness", "gradient_bound") if values[name] is not None]
     if known and (values["server"] != "cc_fedadagrad" or len(known) < 2):
         raise ValueError(
-            f"--{known[0]}: found with --server={values['server']}, legal: with cc_fedadagrad, "
-            "--smoothness and --gradient_bound together"
+            f"--{known[0]}: expected with cc_fedadagrad, --smoothness and --gradient_bound "
+            f"together, found with --server={values['server']}"
         )
 
 
@@ -185,17 +185,19 @@ def _check_processes(values: dict[str, Any]) -> None:
     if coordinator in (None, "auto"):
         if count is not None or which is not None:
             raise ValueError(
-                f"--num_processes, --process_id: found {count}, {which} with --coordinator="
-                f"{coordinator}, legal: with --coordinator=HOST:PORT"
+                "--num_processes, --process_id: expected with --coordinator=HOST:PORT, found "
+                f"{count}, {which} with --coordinator={coordinator}"
             )
     elif not re.fullmatch(r"\S+:\d+", coordinator) or count is None or which is None:
         raise ValueError(
-            f"--coordinator: found {coordinator!r} with --num_processes={count} and --process_id="
-            f"{which}, legal: auto, or HOST:PORT with both"
+            f"--coordinator: expected auto, or HOST:PORT with both, found {coordinator!r} with "
+            f"--num_processes={count} and --process_id={which}"
         )
     elif which >= count:
-        raise ValueError(f"--process_id: found {which}, legal: 0 to {count - 1}, --num_processes")
+        raise ValueError(
+            f"--process_id: expected 0 to {count - 1} (--num_processes={count}), found {which}"
+        )
     if coordinator is not None and values["out_dir"] is None:
         raise ValueError(
-            "--coordinator: found no --out_dir, legal: with one that all processes see"
+            "--coordinator: expected with an --out_dir that all processes see, found without"
         )

@@ -196,7 +196,7 @@ class Config:
 
     @property
     def most_work(self) -> float:
-        """K R, the most work of a client; a whole number."""
+        """K R, the most work of a client; an integer."""
         return self.local_work * self.randomness
 
     def steps_per_work(self, sizes: Any) -> Any:
@@ -211,8 +211,8 @@ def parse(argv: list[str]) -> Config:
     """Reads the command line of a run (`argv[0]` is the program).
 
     Raises:
-        ValueError: one line that names the flag, what was found and what is legal: as `flag.read`;
-            and for flags that exclude each other or that the run would have no use for.
+        ValueError: one line that names the flag, what is expected and what was found: as
+            `flag.read`, and for flags that exclude each other or that the run has no use for.
     """
     return resolve(flags.read(argv, RUN))
 

@@ -113,13 +113,14 @@ def parse_schedule(argv: list[str]) -> Asked:
     if options.show is not None:
         return _shown(given, options)
     if options.file is None:
-        raise ValueError("--file: found none, legal: NAME.npz, or --show=NAME.npz")
+        raise ValueError("--file: expected NAME.npz, or --show=NAME.npz, found none")
     flags.refuse_useless(f"--rule={options.rule}", given, SCHEDULE)
     flags.refuse_useless("a schedule to make", given, RUN)
     typed = {word.lstrip("-").partition("=")[0] for word in argv[1:]}
     if options.rule == "clock" and "max_delay" in typed:
         raise ValueError(
-            "--max_delay: found with --rule=clock, legal: with paper, rounds; --max_staleness drops"
+            "--max_delay: expected with paper, rounds (--max_staleness limits clock), found with "
+            "--rule=clock"
         )
     _check_starts(options, given.names)
     _check_capacity(options, given.names)
@@ -136,7 +137,7 @@ def _shown(given: Given, options: Options) -> Asked:
     others = sorted(given.names - {"show", "num_clients", "overwrite"})
     if others:
         raise ValueError(
-            f"--{others[0]}: found with --show, legal: --num_clients, --overwrite alone"
+            f"--show: expected with --num_clients, --overwrite alone, found with --{others[0]}"
         )
     num_clients = given.values["num_clients"] if "num_clients" in given.names else None
     return Asked(None, options, _npz("show", options.show), num_clients)
@@ -145,30 +146,32 @@ def _shown(given: Given, options: Options) -> Asked:
 def _npz(name: str, text: str) -> Path:
     path = Path(text)
     if path.suffix != ".npz" or path.stem.endswith(".log"):
-        raise ValueError(f"--{name}: found {text!r:.300}, legal: NAME.npz, other than NAME.log.npz")
+        raise ValueError(
+            f"--{name}: expected NAME.npz, other than NAME.log.npz, found {text!r:.300}"
+        )
     return path
 
 
 def _check_starts(options: Options, given: set[str]) -> None:
     if (options.rate is None) != (options.start == "replace"):
-        legal = "none with replace, a number with constant, poisson"
         raise ValueError(
-            f"--rate: found {options.rate} with --start={options.start}, legal: {legal}"
+            "--rate: expected none with replace, a number with constant, poisson, found "
+            f"{options.rate} with --start={options.start}"
         )
     if "on_timeout" in given and options.timeout is None:
-        raise ValueError("--on_timeout: found no --timeout, legal: with one")
+        raise ValueError("--on_timeout: expected with --timeout, found without")
 
 
 def _check_capacity(options: Options, given: set[str]) -> None:
     others = sorted(given & {"step", "download", "upload"})
     if options.capacity is not None and others:
-        raise ValueError(f"--{others[0]}: found with --capacity, legal: without, the file says it")
+        raise ValueError(f"--{others[0]}: expected without --capacity, found with it")
 
 
 def _check_labels(options: Options, config: Config) -> None:
     name = expression(options.availability, AVAILABILITIES)[0]
     if name in _OF_LABELS and config.dataset == "stackoverflow":
         raise ValueError(
-            f"--availability: found {name} with --dataset=stackoverflow, legal: a model without "
-            "labels, its samples have several"
+            "--availability: expected a model without labels with --dataset=stackoverflow, whose "
+            f"samples have several, found {name}"
         )

@@ -77,7 +77,7 @@ def parse_sweep(argv: list[str]) -> Sweep:
     given = flags.read(argv, RUN, SWEEP)
     for name in ("vary", "out_dir"):
         if given.values[name] is None:
-            raise ValueError(f"--{name}: found none, legal: one, for a sweep")
+            raise ValueError(f"--{name}: expected a value, found none")
     flags.refuse_useless("a sweep", given, RUN)
     trials = {}
     for varied in _combinations(given.values["vary"]):
@@ -103,11 +103,11 @@ def _combinations(vary: str) -> list[dict[str, str]]:
         values = listed.split(",")
         if name not in legal or not all(values) or len({*values}) < len(values) or name in axes:
             raise ValueError(
-                f"--vary: found {word!r:.300}, legal: NAME=VALUE,VALUE,... once for a name, with "
-                f"different values, NAME one of {', '.join(legal)}"
+                "--vary: expected NAME=VALUE,VALUE,... once for a name, with different values, "
+                f"NAME one of {', '.join(legal)}, found {word!r:.300}"
             )
         axes[name] = values
     count = math.prod(map(len, axes.values()))
     if count > _MOST_TRIALS:
-        raise ValueError(f"--vary: found {count} combinations, legal: up to {_MOST_TRIALS}")
+        raise ValueError(f"--vary: expected at most {_MOST_TRIALS} combinations, found {count}")
     return [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())]

@@ -31,7 +31,7 @@ def lists(suite: str | None, files: Sequence[str]) -> Iterator[list[Path]]:
         for kind in ("Packages", "Translation-en"):
             if not any(f"_{kind}" in path.name for path in found):
                 raise ValueError(
-                    f"{folder}: found no {kind} file, legal: at least one (or --fetch)"
+                    f"{folder}: expected at least one {kind} file (or --fetch), found none"
                 )
         yield found
 
@@ -46,7 +46,7 @@ def records(path: Path) -> Iterator[dict[str, str]]:
             for number, line in enumerate(file, start=1):
                 field, colon, value = line.partition(":")
                 if not line.endswith("\n"):
-                    raise ValueError(f"line {number}: found no end, legal: whole lines")
+                    raise ValueError(f"line {number}: expected a whole line, found no newline")
                 if line == "\n":
                     yield record
                     record, name = {}, ""
@@ -58,7 +58,7 @@ def records(path: Path) -> Iterator[dict[str, str]]:
                     if name in wanted:
                         record[name] = value.strip()
                 else:
-                    raise ValueError(f"line {number}: found {line[:40]!r}, legal: FIELD: TEXT")
+                    raise ValueError(f"line {number}: expected FIELD: TEXT, found {line[:40]!r}")
             yield record
     except (ValueError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -84,9 +84,11 @@ def _text(path: Path) -> Iterator[TextIO]:
 def _fetched(suite: str, folder: Path) -> Path:
     """The folder into which apt has downloaded the lists of a Debian suite."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", suite):
-        raise ValueError(f"--fetch: found {suite!r}, legal: a Debian suite such as bookworm")
+        raise ValueError(f"--fetch: expected a Debian suite such as bookworm, found {suite!r}")
     if not _KEYRING.exists():
-        raise ValueError(f"--fetch: found no {_KEYRING}, legal: with it (debian-archive-keyring)")
+        raise ValueError(
+            f"--fetch: expected {_KEYRING} (package debian-archive-keyring), found none"
+        )
     lists, sources = folder / "lists", folder / "sources.list"
     (lists / "partial").mkdir(parents=True)
     folder.chmod(0o755)  # apt downloads as a user of its own

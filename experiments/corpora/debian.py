@@ -26,12 +26,14 @@ def read_examples(files: Iterable[Path]) -> list[Example]:
             elif "Description-md5" in record and "Description-en" in record:
                 long_ones.setdefault(record["Description-md5"], record["Description-en"])
     if not packages:
-        raise ValueError("lists: found no package with the field Tag, legal: of a Debian suite")
+        raise ValueError(
+            "lists: expected packages with the field Tag (a Debian suite has them), found none"
+        )
     clients, seen, examples = {}, Counter(), []
     for name, record in sorted(packages.items()):
         maintainer = record.get("Original-Maintainer") or record.get("Maintainer")
         if not maintainer:
-            raise ValueError(f"package {name!r:.100}: found no field Maintainer, legal: one")
+            raise ValueError(f"package {name!r:.100}: expected a field Maintainer, found none")
         client = clients.setdefault(maintainer, len(clients))
         split = "test" if seen[client] % 5 == 4 else "train"
         seen[client] += 1
@@ -48,7 +50,8 @@ def read_examples(files: Iterable[Path]) -> list[Example]:
         )
     if not any(example.body for example in examples):
         raise ValueError(
-            "lists: found no long description, legal: with files Translation-en (or --fetch=SUITE)"
+            "lists: expected long descriptions (in files Translation-en, or --fetch=SUITE), found "
+            "none"
         )
     return examples
 
@@ -63,6 +66,6 @@ def _tags(package: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(re.fullmatch(r"[^\s|{}]+", name) for name in names):
         raise ValueError(
-            f"package {package!r:.100}: found Tag {text!r:.300}, legal: names and commas"
+            f"package {package!r:.100}: expected names and commas as Tag, found {text!r:.300}"
         )
     return names

@@ -58,7 +58,7 @@ def preset(name: str, own_flags: Mapping[str, str]) -> Preset:
     """
     table = _read()
     if name not in names():
-        raise ValueError(f"NAME: found {name!r}, legal: list, all, {', '.join(names())}")
+        raise ValueError(f"NAME: expected list, all, {', '.join(names())}, found {name!r}")
     common, own = table["common"], table[name]
     flags = common["flags"] | own["flags"] | dict(own_flags)
     if flags.get("partition") in ("natural", "iid") and "alpha" not in own_flags:
@@ -135,7 +135,7 @@ def _read() -> dict[str, Any]:
         raise ValueError(f"{_FILE}: {error}") from None
     for name, table in {"common": None, **tables}.items():
         if not _is_legal(name, table):
-            raise ValueError(f"{_FILE}: found in {name!r} no experiment, legal: as the head says")
+            raise ValueError(f"{_FILE}: expected tables as its head says, found {name!r} otherwise")
     return tables
 
 

@@ -54,7 +54,7 @@ def make(asked: Asked) -> list[str]:
     file, log_file, picture = files(asked.file)
     found = [path for path in files(file) if path.exists()]
     if found and not asked.options.overwrite:
-        raise FileExistsError(f"{found[0]}: found a file, legal: a new name, or --overwrite")
+        raise FileExistsError(f"{found[0]}: expected a new name, or --overwrite, found a file")
     made, config = world(asked.config, asked.options), asked.config
     schedule = made.schedule
     lines = describe(schedule, schedule.num_clients, made.log, made.model_bytes, made.steps)
@@ -84,7 +84,7 @@ def show(asked: Asked) -> list[str]:
         num_clients = int(np.max(schedule.client, initial=0)) + 1
     log = EventLog.load(log_file) if log_file.exists() else None
     if log is not None and not log.makes(schedule):
-        raise ValueError(f"{log_file}: found tasks of another schedule, legal: those it came with")
+        raise ValueError(f"{log_file}: expected the tasks of its schedule, found those of another")
     lines = describe(schedule, num_clients, log)
     if picture.exists() and not asked.options.overwrite:
         return [*lines, f"picture   {picture} was there; --overwrite draws it anew"]

@@ -55,7 +55,7 @@ def devices(options: Options, config: Config, model_bytes: int) -> tuple[Devices
     known = len(found.step)
     if known < count:
         raise ValueError(
-            f"--num_clients: found {count}, legal: up to {known}, the devices of {file}"
+            f"--num_clients: expected at most {known}, the devices of {file}, found {count}"
         )
     first = Devices(*(column[:count] for column in found[:3]), laws["task"], laws["extra"])
     return first, [f"capacity  {file}: the first {count} of {known} devices"]
@@ -121,10 +121,14 @@ def _trace(name: str, path: str, count: int) -> tuple[Availability, list[str]]:
     trace = _TRACES[name](os.path.expanduser(path))
     known = len(trace.period)
     if known < count:
-        raise ValueError(f"num_clients: found {count}, legal: up to {known}, those of the trace")
+        raise ValueError(
+            f"num_clients: expected at most {known}, the clients of the trace, found {count}"
+        )
     own = trace.client < count
     if not own.any():
-        raise ValueError(f"num_clients: found {count} that are never there, legal: more")
+        raise ValueError(
+            f"num_clients: expected one that is ever available, found none in the first {count}"
+        )
     windows = (column[own] for column in trace[:3])
     note = f"trace     {path}: the first {count} of {known} clients, {own.sum()} windows"
     return models.windows(*windows, trace.period[:count]), [note]

@@ -44,19 +44,21 @@ def _of_sweep(folder: Path, x: str) -> dict[str, list[Rows]]:
         if members:
             found[choice.chosen.removeprefix("server=")] = [one.rows for one in members]
     if not found:
-        raise ValueError(f"{folder}: found no method with a finished trial, legal: at least one")
+        raise ValueError(
+            f"{folder}: expected at least one method with a finished trial, found none"
+        )
     return found
 
 
 def _check_drawn(rows: Rows, path: Path, x: str) -> None:
     """Refuses rows that cannot be drawn against `x`."""
     if not rows:
-        raise ValueError(f"{path}: found no row, legal: at least one evaluation")
+        raise ValueError(f"{path}: expected at least one row, found none")
     there = [
         axis
         for axis, (_, columns) in AXES.items()
         if all(row.get(name) is not None for row in rows for name in columns)
     ]
     if x not in there:
-        raise ValueError(f"{path}: found rows without {x}, legal: --x of {', '.join(there)}")
+        raise ValueError(f"{path}: expected --x of {', '.join(there)}, found rows without {x}")
     results.check_rows(rows, path, AXES[x][1])

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from ccfl_jax.io.files import as_json, replace_file
+from ccfl_jax.io.files import as_json, one_line, replace_file
 from ccfl_jax.runs import metrics, run_config
 from ccfl_jax.runs.metrics import Row
 
@@ -104,7 +104,9 @@ def read(folder: str | os.PathLike, trials: Trials) -> dict[str, Record]:
         if path.is_file():
             one = _read(path)
             if one.name != name:
-                raise ValueError(f"{path}: found a record of {one.name!r}, legal: of {name!r}")
+                raise ValueError(
+                    f"{path}: expected the record of {name!r}, found that of {one.name!r}"
+                )
             run_config.check_same(path, one.config, asdict(trial.config), free(a_run=False))
             if one.status != "failed":
                 found[name] = one
@@ -129,7 +131,8 @@ def _read(path: Path) -> Record:
         and found.get("status") in get_args(Status)
     ):
         raise ValueError(
-            f"{path}: found no record of a trial, legal: one with its name, status, config and rows"
+            f"{path}: expected a trial's name, status, config and rows, found "
+            f"{one_line(str(found), 80)}"
         )
     if found["rows"] or found["status"] != "failed":
         check_rows(found["rows"], path)
@@ -166,8 +169,8 @@ def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[
             lacking = ["round"]
         if lacking:
             raise ValueError(
-                f"{place}: found in row {number} no {lacking[0]!r} as it should be, legal: rows "
-                "with a rising round and numbers"
+                f"{place}: expected rows with a rising round and numbers, found row {number} with "
+                f"{lacking[0]} {row.get(lacking[0])!r:.80}"
             )
         before = row["round"]
 
@@ -207,5 +210,5 @@ def line(one: Record) -> str:
 def _path(folder: str | os.PathLike, name: str) -> Path:
     file = name.replace(" ", ",") + ".json"
     if Path(file).name != file:
-        raise ValueError(f"trial {name!r}: found a path, legal: a name for a file in {TRIALS}")
+        raise ValueError(f"trial {name!r}: expected a name for a file in {TRIALS}, found a path")
     return Path(folder) / TRIALS / file

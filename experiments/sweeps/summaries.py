@@ -27,7 +27,7 @@ def of_folder(folder: str | Path) -> list[dict[str, Any]]:
         return [_of_run(Path(folder))]
     every = results.read_all(folder)
     if not every:
-        raise ValueError(f"{folder}: found no trial, legal: at least one")
+        raise ValueError(f"{folder}: expected at least one finished trial, found none")
     return [_of_setting(members) for members in selection.settings(every).values()]
 
 
@@ -40,16 +40,16 @@ def _of_run(folder: Path) -> dict[str, Any]:
         device = f"{where['devices']:d} x {where['device']:s}"
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"{path}: found no settings of a run ({error!r}), legal: server, server_lr and "
-            "environment with devices and device"
+            f"{path}: expected server, server_lr and environment with devices and device, found no "
+            f"settings of a run ({error!r})"
         ) from None
     rows, file = metrics.read_rows(folder), folder / metrics.METRICS
     results.check_rows(rows, file, ("seconds", "samples"))
     last = rows[-1]
     if not (last["round"] and last["seconds"] > 0):
         raise ValueError(
-            f"{file}: found a run of {last['round']} rounds in {last['seconds']} s, legal: at "
-            "least one"
+            f"{file}: expected rounds and seconds > 0 in the last row, found {last['round']} and "
+            f"{last['seconds']}"
         )
     return {**own, **_result([last]), "device": device}
 

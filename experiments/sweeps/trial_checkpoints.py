@@ -31,7 +31,7 @@ def groups(folder: str | os.PathLike, digests: Mapping[str, str]) -> list[list[s
         kept = {name: digest for name, digest in _read(path).items() if name in digests}
         for name, digest in kept.items():
             if digest != digests[name]:
-                raise ValueError(f"{path}: found {name!r} with other settings, legal: the same")
+                raise ValueError(f"{path}: expected the settings of {name!r}, found others")
         found += [list(kept)] if kept else []
     return found
 
@@ -63,6 +63,6 @@ def _read(path: Path) -> dict[str, str]:
     found = as_json(path.read_bytes(), path)
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
         raise ValueError(
-            f"{path}: found {one_line(str(found), 80)}, legal: a digest for each trial"
+            f"{path}: expected a digest for each trial, found {one_line(str(found), 80)}"
         )
     return found

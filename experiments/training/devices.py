@@ -63,13 +63,13 @@ def mesh(count: int | None) -> Mesh:
         found = jax.devices()
     except AssertionError:  # all that JAX says for CUDA without a GPU
         raise ValueError(
-            f"JAX_PLATFORMS: found {jax.config.jax_platforms!r}, legal: a platform that has a "
-            "device here, as cpu"
+            "JAX_PLATFORMS: expected a platform that has a device here, as cpu, found "
+            f"{jax.config.jax_platforms!r}"
         ) from None
     if count is not None and count > jax.local_device_count():
         raise ValueError(
-            f"--devices: found {count}, legal: 1 to {jax.local_device_count()}, "
-            f"the {found[0].platform} devices here"
+            f"--devices: expected 1 to {jax.local_device_count()}, the {found[0].platform} devices "
+            f"here, found {count}"
         )
     by_process = [d for d in found if _place(d) < (count or len(found))]
     return jax.make_mesh((len(by_process),), ("clients",), devices=by_process)

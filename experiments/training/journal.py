@@ -151,14 +151,13 @@ def _check_same(journal: Journal, about: dict[str, Any], done: int) -> None:
     settings = dict(zip(about["trials"], about["settings"], strict=True))
     if [settings[name] for name in journal.names] != journal.settings:
         raise ValueError(
-            f"{journal.folder}: found other settings than the checkpoint of round {done} was made "
-            "with, legal: the same"
+            f"{journal.folder}: expected the settings that the checkpoint of round {done} was made "
+            "with, found others"
         )
     schedules = about["schedules"]
     if schedules is not None and not {*_digests(journal, done)} <= {*schedules}:
         raise ValueError(
-            f"{journal.folder}: found another schedule in the {done} rounds done, legal: the same "
-            "as now planned"
+            f"{journal.folder}: expected the schedule of its first {done} rounds, found another"
         )
 
 

@@ -88,19 +88,19 @@ def _check_saved(config: Config, found: ccfl.Schedule, path: str) -> None:
     }
     given = dataclasses.asdict(config) | {work: config.most_work}
     if rounds < config.rounds:
-        raise ValueError(f"--rounds: found {config.rounds}, legal: 1 to {rounds}, as in {path}")
+        raise ValueError(f"--rounds: expected 1 to {rounds}, as in {path}, found {config.rounds}")
     if found.work_unit not in (None, unit):
         raise ValueError(
-            f"--local_{unit}: found {config.local_work}, legal: --local_{found.work_unit} "
-            f"instead, as in {path}"
+            f"--local_{unit}: expected --local_{found.work_unit}, as in {path}, found "
+            f"--local_{unit}={config.local_work}"
         )
     for name, value in exact.items():
         if value not in (None, given[name]):
-            raise ValueError(f"--{name}: found {given[name]}, legal: {value}, as in {path}")
+            raise ValueError(f"--{name}: expected {value}, as in {path}, found {given[name]}")
     for name, value in least.items():
         if given[name] is not None and given[name] < value:
             raise ValueError(
-                f"--{name}: found {given[name]:g}, legal: at least {value}, as in {path}"
+                f"--{name}: expected at least {value}, as in {path}, found {given[name]:g}"
             )
 
 
@@ -113,8 +113,8 @@ def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
         lists = ccfl.partition_natural(train["client"])
         if len(lists) != count:
             raise ValueError(
-                f"--num_clients: found {count} with --partition=natural, legal: {len(lists)}, "
-                f"the clients of {config.dataset}"
+                f"--num_clients: expected {len(lists)}, the clients of {config.dataset}, found "
+                f"{count} with --partition=natural"
             )
         return lists
     by = "client" if config.partition == "dirichlet_client" else "label"
@@ -137,9 +137,9 @@ def _check_visits(config: Config, largest: int) -> None:
     each = largest if config.work_unit == "epochs" else config.batch_size
     if config.most_work * each > INT32_MAX:
         raise ValueError(
-            f"--local_{config.work_unit}: found {config.local_work} with --randomness="
-            f"{config.randomness:g} and {each} samples each, legal: up to "
-            f"{int(INT32_MAX / each / config.randomness)}, {INT32_MAX} samples of a client"
+            f"--local_{config.work_unit}: expected at most "
+            f"{int(INT32_MAX / each / config.randomness)}, {INT32_MAX} samples of a client, found "
+            f"{config.local_work} with --randomness={config.randomness:g} and {each} samples each"
         )
 
 
@@ -195,14 +195,14 @@ def _check_history(config: Config, task: ccfl.Task, history: int) -> None:
     room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host)
     if history * model <= room:
         return
-    legal = f"so many models of {model / 1e6:.3g} MB has a device of {room / 1e6:.3g} MB room for"
+    fits = f"(models of {model / 1e6:.3g} MB on a device of {room / 1e6:.3g} MB)"
     if config.schedule_file is not None:
         raise ValueError(
-            f"--schedule_file: found one that needs a history of {history} models, legal: up to "
-            f"{room // model}, {legal}"
+            f"--schedule_file: expected a history of at most {room // model} models {fits}, found "
+            f"{history}"
         )
     raise ValueError(
-        f"--max_delay: found {history - 1}, legal: up to {max(room // model - 1, 0)}, {legal}"
+        f"--max_delay: expected at most {max(room // model - 1, 0)} {fits}, found {history - 1}"
     )
 
 

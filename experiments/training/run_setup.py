@@ -250,14 +250,13 @@ def _check(config: Config, learning: _Learning, saved: saving.Saved) -> None:
     """Refuses a checkpoint that this run cannot go on from."""
     done, path = int(saved.state.round), Path(config.out_dir) / metrics.SCHEDULE
     if done > config.rounds:
-        raise ValueError(f"--rounds: found {config.rounds}, legal: at least {done}, done already")
-    if (
-        ccfl.Schedule.load(path).rounds(0, done).digest()
-        != learning.schedule.rounds(0, done).digest()
-    ):
         raise ValueError(
-            f"{path}: found another schedule in the {done} rounds done, legal: the same as now "
-            "planned"
+            f"--rounds: expected at least {done}, the rounds done, found {config.rounds}"
+        )
+    kept, planned = (s.rounds(0, done) for s in (ccfl.Schedule.load(path), learning.schedule))
+    if kept.digest() != planned.digest():
+        raise ValueError(
+            f"{path}: expected the {done} rounds done as these settings plan them, found others"
         )
     rest = learning.schedule.rounds(done, config.rounds)
     run.check_schedule(rest, config.num_clients, done, np.asarray(saved.state.history.version))

@@ -38,7 +38,7 @@ def test_keeps_dtypes_and_length():
 
 
 def test_length_below_one_is_refused():
-    with pytest.raises(ValueError, match="history_length: found 0, legal: a whole number"):
+    with pytest.raises(ValueError, match="history_length: expected an integer, found 0"):
         model_history.init(model(0), 0)
 
 

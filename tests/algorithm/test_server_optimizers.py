@@ -314,11 +314,11 @@ def test_adam_equals_optax_adam_with_rates_that_undo_the_correction():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ccfl.cc_fedadam(0.1, b2=1.0), "b2: found 1.0, legal: 0 <= b2 < 1.0"),
+        (lambda: ccfl.cc_fedadam(0.1, b2=1.0), "b2: expected 0 <= b2 < 1.0, found 1.0"),
         (lambda: ccfl.cc_fedams(0.1, b2=-0.1), "b2: found -0.1"),
         (lambda: ccfl.cc_fedadagrad(0.1, b1=1.0), "b1: found 1.0"),
         (lambda: ccfl.cc_fedavgm(0.1, b1=float("nan")), "b1: found nan"),
-        (lambda: ccfl.cc_fedams(0.1, eps=-1e-3), "eps: found -0.001, legal: 0 <= eps < inf"),
+        (lambda: ccfl.cc_fedams(0.1, eps=-1e-3), "eps: expected 0 <= eps < inf, found -0.001"),
         (lambda: ccfl.cc_fedams(0.1, initial_accumulator=-1.0), "initial_accumulator: found -1.0"),
         (lambda: ccfl.cc_fedams(0.1, eps=0.0), "eps: found 0 with initial_accumulator 0, legal"),
         (lambda: ccfl.cc_fedsgd(-0.1), "learning_rate: found -0.1"),

@@ -134,7 +134,7 @@ def test_a_list_that_many_devices_share_is_counted_for_each(tmp_path, monkeypatc
     assert traces._MOST_WINDOWS == 2**24 and traces._LARGEST_PICKLE == 2**26
     monkeypatch.setattr(traces, "_MOST_WINDOWS", 400_000)
     text = refusal(traces.read_fedscale_availability, tmp_path / "a", data)
-    assert text == "device 800: found 400500 windows up to it, legal: 400000"
+    assert text == "device 800: expected 400000, found 400500 windows up to it"
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -185,25 +185,25 @@ def device(**changed):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (dumps([DEVICE]), "pickle: found list, legal: a dict, id -> device"),
-        (dumps({}), "pickle: found an empty dict, legal: a dict, id -> device"),
-        (dumps({"d": [1]}), "device 'd': found list, legal: a dict"),
-        (dumps({"d": {}}), "device 'd': found other than numbers as active, legal: numbers"),
-        (device(active=3), "device 'd': found other than numbers as active, legal: numbers"),
-        (device(active=["1", "2"]), "device 'd': found other than numbers as active, legal: num"),
-        (device(active=[True, 7]), "device 'd': found other than numbers as active, legal: numb"),
+        (dumps([DEVICE]), "pickle: expected a dict, id -> device, found list"),
+        (dumps({}), "pickle: expected a dict, id -> device, found an empty dict"),
+        (dumps({"d": [1]}), "device 'd': expected a dict, found list"),
+        (dumps({"d": {}}), "device 'd': expected numbers, found other than numbers as active"),
+        (device(active=3), "device 'd': expected numbers, found other than numbers as active"),
+        (device(active=["1", "2"]), "device 'd': expected num, found other than numbers as active"),
+        (device(active=[True, 7]), "device 'd': expected numb, found other than numbers as active"),
         (device(finish_time=None), "device 'd': found other than numbers as finish_time, legal:"),
-        (device(active=[1]), "device 'd': found 1 active and 2 inactive times, legal: as many"),
+        (device(active=[1]), "device 'd': expected as many, found 1 active and 2 inactive times"),
         (device(active=[7, 1]), "window of client 0: found [1.0, 9.0) of a period of 10.0, with"),
         (device(active=[1, 3]), "window of client 0: found [1.0, 4.0) of a period of 10.0, with"),
         (device(inactive=[4, 11]), "window of client 0: found [7.0, 11.0) of a period of 10.0, "),
-        (device(active=[-1, 7]), "start: found -1.0, legal: 0.0 to"),
-        (device(inactive=[4, float("nan")]), "stop: found nan, legal: 0.0 to"),
-        (device(active=[1, 10**60]), "start: found 1e+60, legal: 0.0 to"),
+        (device(active=[-1, 7]), "start: expected 0.0 to, found -1.0"),
+        (device(inactive=[4, float("nan")]), "stop: expected 0.0 to, found nan"),
+        (device(active=[1, 10**60]), "start: expected 0.0 to, found 1e+60"),
         (device(active=[1, 10**400]), "int too large to convert to float"),
-        (device(finish_time=0), "period: found 0.0, legal: 0.001 to"),
+        (device(finish_time=0), "period: expected 0.001 to, found 0.0"),
         (device(active=[11, 7], inactive=[11, 9]), "window of client 0: found 11.0 of a period "),
-        (device(active=[], inactive=[]), "client: found int64 (0,), legal: some integers"),
+        (device(active=[], inactive=[]), "client: expected some integers, found int64 (0,)"),
     ],
 )  # fmt: skip
 def test_a_fedscale_file_that_says_something_else(tmp_path, data, message):
@@ -215,30 +215,30 @@ def test_a_fedscale_file_that_says_something_else(tmp_path, data, message):
     [
         ({"computation": 3.0}, "device 1: found other than numbers as computation and commun"),
         ({"computation": "3", "communication": 1}, "device 1: found other than numbers as comp"),
-        ({"computation": 0, "communication": 1}, "computation of client 0: found 0.0, legal: ab"),
+        ({"computation": 0, "communication": 1}, "computation of client 0: expected ab, found 0.0"),
         ({"computation": 1, "communication": -2.0}, "communication of client 0: found -2.0, leg"),
         ({"computation": float("inf"), "communication": 1}, "computation of client 0: found inf"),
         # Too slow for a float64 of seconds.
-        ({"computation": 1, "communication": 5e-324}, "download: found inf, legal: finite numb"),
-        ({"computation": 1.7e308, "communication": 1}, "step: found inf, legal: finite numbers"),
+        ({"computation": 1, "communication": 5e-324}, "download: expected finite numb, found inf"),
+        ({"computation": 1.7e308, "communication": 1}, "step: expected finite numbers, found inf"),
     ],
 )
 def test_capacities_that_are_none(tmp_path, device, message):
     assert refusal(read_speeds, tmp_path / "a", dumps({1: device})).startswith(message)
-    with pytest.raises(ValueError, match="^batch_size: found 0, legal: "):
+    with pytest.raises(ValueError, match="^batch_size: expected , found 0"):
         traces.read_fedscale_capacity(tmp_path / "a", 0, 1.0)
-    with pytest.raises(ValueError, match="^model_bytes: found -1, legal: a finite number >= 0"):
+    with pytest.raises(ValueError, match="^model_bytes: expected a finite number >= 0, found -1"):
         traces.read_fedscale_capacity(tmp_path / "a", 1, -1)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "users: found an empty list, legal: an object, user id -> messages"),
-        ('{"u": NaN}', "text: not readable as JSON (found NaN, legal: numbers)"),
+        ("[]", "users: expected an object, user id -> messages, found an empty list"),
+        ('{"u": NaN}', "text: not readable as JSON (expected numbers), found NaN"),
         ('{"u": ' + "[" * 100_000, "text: not readable as JSON ("),
-        ('{"u": {"messages": 3}}', "user 'u': found no messages, legal: a text of some lines"),
-        ('{"u": {"messages": "  "}}', "user 'u': found no messages, legal: a text of some lines"),
+        ('{"u": {"messages": 3}}', "user 'u': expected a text of some lines, found no messages"),
+        ('{"u": {"messages": "  "}}', "user 'u': expected a text of some lines, found no messages"),
         ('{"u": {"messages": "now\\twifi"}}', "user 'u': found 'now"),
         ('{"u": {"messages": "2020-01-01 00:00:00 wifi"}}', "user 'u': found '2020-01-01 00:00:0"),
         ('{"u": {"messages": "2020-13-01 00:00:00\\twifi"}}', "Month out of range in datetime"),
@@ -254,14 +254,14 @@ def test_a_flash_file_that_says_something_else(tmp_path, text, message):
     [
         (
             ["client,start,stop", "0,0,1"],
-            "lines: found 'client,start,stop' and 1 more, legal: 'client",
+            "lines: expected 'client, found 'client,start,stop' and 1 more",
         ),
-        ([COLUMNS], f"lines: found '{COLUMNS}' and 0 more, legal: '{COLUMNS}' and some"),
-        ([COLUMNS, "0,0,1"], "lines: found 3 columns, legal: 4"),
+        ([COLUMNS], f"lines: expected '{COLUMNS}' and some, found '{COLUMNS}' and 0 more"),
+        ([COLUMNS, "0,0,1"], "lines: expected 4, found 3 columns"),
         ([COLUMNS, "0,0,1,2", "0,1,2"], "the number of columns changed"),
         ([COLUMNS, "0,0,one,2"], "could not convert string 'one' to float64"),
-        ([COLUMNS, "0.5,0,1,2"], "client: found 0.5, legal: 0 to 0, whole"),
-        ([COLUMNS, "1e18,0,1,2"], "client: found 1e+18, legal: 0 to 0, whole"),
+        ([COLUMNS, "0.5,0,1,2"], "client: expected 0 to 0, whole, found 0.5"),
+        ([COLUMNS, "1e18,0,1,2"], "client: expected 0 to 0, whole, found 1e+18"),
         ([COLUMNS, "1,0,1,2", "1,1,2,2"], "client: found no line of 0, legal:"),
         ([COLUMNS, "0,0,1,2", "0,1,2,3"], "period of client 0: found 2.0 and 3.0"),
         ([COLUMNS, "0,0,1,nan"], "period of client 0: found nan and nan, legal:"),
@@ -277,10 +277,10 @@ def test_our_own_files_that_say_something_else(tmp_path, lines, message):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"start": [[0.0]]}, "arrays: found shapes [(1,), (1, 1)], legal: [lines], all the same"),
-        ({"start": [0.0, 1.0]}, "arrays: found shapes [(1,), (2,)], legal: "),
-        ({"client": []}, "arrays: found shapes [(0,), (1,)], legal: "),
-        ({"extra": [1]}, "found missing [], unknown ['extra.npy'] in 5 arrays, legal: "),
+        ({"start": [[0.0]]}, "arrays: expected [lines], all the same, found shapes [(1,), (1, 1)]"),
+        ({"start": [0.0, 1.0]}, "arrays: expected , found shapes [(1,), (2,)]"),
+        ({"client": []}, "arrays: expected , found shapes [(0,), (1,)]"),
+        ({"extra": [1]}, "expected , found missing [], unknown ['extra.npy'] in 5 arrays"),
         ({"client": np.array([None])}, "not a readable npz (Object arrays cannot be loaded"),
     ],
 )

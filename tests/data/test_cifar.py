@@ -70,7 +70,7 @@ def test_files_without_whole_records_are_refused_by_name(tmp_path, file, size):
         with pytest.raises(ValueError) as caught:
             cifar.load_cifar("cifar10", tmp_path)
         message = str(caught.value)
-        assert message.startswith(f"{tmp_path / file}: found {size} bytes, legal: ")
+        assert message.startswith(f"{tmp_path / file}: expected , found {size} bytes")
         assert "3073" in message and "\n" not in message
 
 
@@ -78,7 +78,7 @@ def test_cifar_10_files_under_the_names_of_cifar_100_are_refused(tmp_path):
     write_cifar(tmp_path, "cifar10")
     for old, new in (("data_batch_1.bin", "train.bin"), ("test_batch.bin", "test.bin")):
         (tmp_path / old).rename(tmp_path / new)
-    with pytest.raises(ValueError, match=r"train\.bin: found 6146 bytes, legal: .* 3074"):
+    with pytest.raises(ValueError, match=r"train\.bin: expected .* 3074, found 6146 bytes"):
         cifar.load_cifar("cifar100", tmp_path)
 
 
@@ -105,7 +105,7 @@ def test_a_published_file_cut_off_at_the_end_of_a_record_is_refused(
     with pytest.raises(ValueError) as caught:
         cifar.load_cifar(name, tmp_path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: found {kept} records, legal: {legal}, as published")
+    assert message.startswith(f"{path}: expected {legal}, as published, found {kept} records")
     assert "\n" not in message
 
 
@@ -129,15 +129,30 @@ def test_small_files_may_be_unlike(tmp_path):
 @pytest.mark.parametrize(
     ("name", "file", "labels", "message"),
     [
-        ("cifar10", "data_batch_2.bin", [10], "(labels): found label 10 (1 times), legal: 0 to 9"),
-        ("cifar10", "test_batch.bin", [255], "(labels): found label 255 (1 times), legal: 0 to 9"),
+        (
+            "cifar10",
+            "data_batch_2.bin",
+            [10],
+            "(labels): expected 0 to 9, found label 10 (1 times)",
+        ),
+        (
+            "cifar10",
+            "test_batch.bin",
+            [255],
+            "(labels): expected 0 to 9, found label 255 (1 times)",
+        ),
         (
             "cifar100",
             "train.bin",
             [20, 0],
-            "(coarse labels): found label 20 (1 times), legal: 0 to 19",
+            "(coarse labels): expected 0 to 19, found label 20 (1 times)",
         ),
-        ("cifar100", "test.bin", [0, 100], "(fine labels): found label 100 (1 times), legal: 0 to"),
+        (
+            "cifar100",
+            "test.bin",
+            [0, 100],
+            "(fine labels): expected 0 to, found label 100 (1 times)",
+        ),
     ],
 )
 def test_labels_out_of_range_are_refused_by_name(tmp_path, name, file, labels, message):
@@ -165,7 +180,7 @@ def test_missing_files_are_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["cifar", "CIFAR10", "cifar-10", "", None])
 def test_other_names_are_refused(tmp_path, name):
-    with pytest.raises(ValueError, match=r"data set: found .*, legal: cifar10, cifar100$"):
+    with pytest.raises(ValueError, match=r"data set: expected cifar10, cifar100$, found .*"):
         cifar.load_cifar(name, tmp_path)
 
 

@@ -113,11 +113,15 @@ def test_fashion_mnist_files_missing_from_the_given_folder(tmp_path):
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("train-labels-idx1-ubyte", np.zeros(11), "found labels of shape .11., legal: .12., one "),
+        (
+            "train-labels-idx1-ubyte",
+            np.zeros(11),
+            "expected .12., one , found labels of shape .11.",
+        ),
         (
             "t10k-labels-idx1-ubyte",
             np.zeros((4, 1)),
-            "found labels of shape .4, 1., legal: .4., one ",
+            "expected .4., one , found labels of shape .4, 1.",
         ),
         ("t10k-images-idx3-ubyte", np.zeros((4, 28, 27)), r"found shape \(4, 28, 27\), legal"),
         (
@@ -268,10 +272,10 @@ def test_load_dataset_gives_the_default_synthetic():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 on"),
-        ({"alpha": -0.5}, "alpha: found -0.5, legal: a number from 0 on"),
-        ({"beta": float("nan")}, "beta: found nan, legal: a finite number"),
-        ({"seed": -3}, "seed: found -3, legal: a whole number from 0 to 4294967295"),
+        ({"num_clients": 0}, "num_clients: expected an integer >= 1, found 0"),
+        ({"alpha": -0.5}, "alpha: expected a number >= 0, found -0.5"),
+        ({"beta": float("nan")}, "beta: expected a finite number, found nan"),
+        ({"seed": -3}, "seed: expected an integer from 0 to 4294967295, found -3"),
     ],
 )
 def test_synthetic_refuses_bad_arguments(arguments, message):

@@ -114,7 +114,7 @@ def test_first_and_last_client_exist(client):
 @pytest.mark.parametrize("client", [-1, 10, True, 1.0, "1", None])
 def test_no_other_client_exists(client):
     data = fd.FederatedData.from_indices({"x": np.arange(10)}, list(np.arange(10)[:, None]))
-    with pytest.raises(IndexError, match=r"^client: found [^\n]*, legal: a whole number .* 9$"):
+    with pytest.raises(IndexError, match=r"^client: expected an integer .* 9$, found [^\n]*"):
         data.client(client)
 
 
@@ -124,24 +124,24 @@ ONE = {"x": np.zeros(3)}
 @pytest.mark.parametrize(
     ("bad_arrays", "rows", "message"),
     [
-        ({}, [[0]], "found an empty one, legal: a dict of at least one array"),
+        ({}, [[0]], "expected a dict of at least one array, found an empty one"),
         ([1, 2], [[0]], "found list"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, [[0]], "{'x': 3, 'y': 4}"),
-        ({"x": 1.0}, [[0]], "'x': found a scalar, legal: a leading sample axis"),
-        ({"x": np.zeros((0, 3))}, [[]], "found 0 rows, legal: 1 to 2147483647"),
-        ({"x": np.array(["a"])}, [[0]], "'x': found dtype <U1, legal: bools or numbers"),
+        ({"x": 1.0}, [[0]], "'x': expected a leading sample axis, found a scalar"),
+        ({"x": np.zeros((0, 3))}, [[]], "expected 1 to 2147483647, found 0 rows"),
+        ({"x": np.array(["a"])}, [[0]], "'x': expected bools or numbers, found dtype <U1"),
         ({"x": np.array([None])}, [[0]], "found dtype object"),
         ({"x": np.array([1, 2**31])}, [[0]], "1 to 2147483648, legal: those of int32"),
         ({"x": np.array([2**32], np.uint64)}, [[0]], "those of uint32"),
-        (ONE, [], "indices: found no client, legal: at least one"),
-        (ONE, [[0], [1, 3]], "client 1: found row 3, legal: 0 to 2"),
-        (ONE, [[0], [], [2, -1]], "client 2: found row -1, legal: 0 to 2"),
+        (ONE, [], "indices: expected at least one, found no client"),
+        (ONE, [[0], [1, 3]], "client 1: expected 0 to 2, found row 3"),
+        (ONE, [[0], [], [2, -1]], "client 2: expected 0 to 2, found row -1"),
         (ONE, [[2**62]], f"client 0: found row {2**62}"),
         (ONE, [np.array([2**64 - 1], np.uint64), [1]], f"client 0: found row {2**64 - 1}"),
-        (ONE, [[0], [1.0]], "client 1: found float64 (1,), legal: a 1-D integer array"),
-        (ONE, [[True]], "found bool (1,), legal: a 1-D"),
-        (ONE, [[[0, 1]]], "found int64 (1, 2), legal: a 1-D"),
-        (ONE, [0, 1], "found int64 (), legal: a 1-D"),
+        (ONE, [[0], [1.0]], "client 1: expected a 1-D integer array, found float64 (1,)"),
+        (ONE, [[True]], "expected a 1-D, found bool (1,)"),
+        (ONE, [[[0, 1]]], "expected a 1-D, found int64 (1, 2)"),
+        (ONE, [0, 1], "expected a 1-D, found int64 ()"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(bad_arrays, rows, message):
@@ -174,16 +174,16 @@ def test_from_offsets_is_from_indices_on_the_host():
         (
             [0, 1],
             [0, 1],
-            "offsets: found 2 numbers, 0 to 1, legal: at least 2, ascending from 0 to 2",
+            "offsets: expected at least 2, ascending from 0 to 2, found 2 numbers, 0 to 1",
         ),
         ([0, 1], [1, 2], "found 2 numbers, 1 to 2"),
-        ([0, 1], [0, 2, 1, 2], "found 4 numbers, 0 to 2, legal: at least 2, ascending"),
+        ([0, 1], [0, 2, 1, 2], "expected at least 2, ascending, found 4 numbers, 0 to 2"),
         ([0], [0], "found 1 numbers, 0 to 0"),
         (np.zeros(0, int), np.zeros(0, int), "found 0 numbers, nothing"),
-        ([0, 1, 3], [0, 1, 1, 3], "indices of client 2: found row 3, legal: 0 to 2"),
+        ([0, 1, 3], [0, 1, 1, 3], "indices of client 2: expected 0 to 2, found row 3"),
         ([-1, 1], [0, 0, 2], "indices of client 1: found row -1"),
-        ([0.0], [0, 1], "indices: found float64 (1,), legal: a 1-D integer array"),
-        ([0], [[0, 1]], "offsets: found int64 (1, 2), legal: a 1-D integer"),
+        ([0.0], [0, 1], "indices: expected a 1-D integer array, found float64 (1,)"),
+        ([0], [[0, 1]], "offsets: expected a 1-D integer, found int64 (1, 2)"),
     ],
 )
 def test_offsets_that_do_not_fit_are_refused(indices, offsets, message):
@@ -219,18 +219,18 @@ def test_only_narrows_as_a_device_does():
     data = fd.FederatedData(source, np.array([0, 1]), np.array([0, 1, 2]))
     piece = data.only([0])
     assert piece.arrays["n"].dtype == np.int32 and piece.arrays["r"].dtype == np.float32
-    with pytest.raises(ValueError, match="'n': found values 7 to 1099511627776, legal: .* int32"):
+    with pytest.raises(ValueError, match="'n': expected .* int32, found values 7 to 1099511627776"):
         data.only([0, 1])
 
 
 @pytest.mark.parametrize(
     ("clients", "rows", "message"),
     [
-        ([3], None, "clients: found 3 to 3, legal: 0 to 2"),
-        ([-1, 1], None, "clients: found -1 to 1, legal: 0 to 2"),
-        ([0.5], None, "clients: found float64 (1,), legal: a 1-D integer array"),
-        ([0, 2], 4, "rows: found 4, legal: 5, which these clients have, to 2147483647"),
-        ([1], 0, "rows: found 0, legal: 1"),
+        ([3], None, "clients: expected 0 to 2, found 3 to 3"),
+        ([-1, 1], None, "clients: expected 0 to 2, found -1 to 1"),
+        ([0.5], None, "clients: expected a 1-D integer array, found float64 (1,)"),
+        ([0, 2], 4, "rows: expected 5, which these clients have, to 2147483647, found 4"),
+        ([1], 0, "rows: expected 1, found 0"),
         ([1], 2.0, "rows: found 2.0"),
     ],
 )
@@ -279,12 +279,12 @@ def test_offsets_beyond_32_bits_are_kept_on_the_host():
 def test_labels_outside_the_range_are_refused_with_value_and_count():
     fd.check_labels(np.array([0, 9, 3], np.uint8), 10, "toy")
     with pytest.raises(
-        ValueError, match=r"labels of toy: found label 11 \(3 times\), legal: 0 to 9$"
+        ValueError, match=r"labels of toy: expected 0 to 9$, found label 11 \(3 times\)"
     ):
         fd.check_labels(np.array([0, 11, 11, 4, 11]), 10, "toy")
     with pytest.raises(
         ValueError, match=r"label -1 \(1 times; 1 other values are illegal too\), legal"
     ):
         fd.check_labels(np.array([12, -1]), 10, "toy")
-    with pytest.raises(ValueError, match=r"found float64 .*, legal: a 1-D integer array"):
+    with pytest.raises(ValueError, match=r"expected a 1-D integer array, found float64 .*"):
         fd.check_labels(np.array([0.0]), 10, "toy")

@@ -223,20 +223,20 @@ GOOD = {"labels": np.arange(100) % 5, "num_clients": 4, "alpha": 0.5, "seed": 0}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"alpha": 0}, "alpha: found 0, legal: a number above 0"),
-        ({"alpha": -1.0}, "alpha: found -1.0, legal: a number above 0"),
-        ({"alpha": float("nan")}, "alpha: found nan, legal: a finite number"),
-        ({"alpha": float("inf")}, "alpha: found inf, legal: a finite number"),
-        ({"alpha": "1"}, "alpha: found '1', legal: a finite number"),
-        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 on"),
-        ({"num_clients": 2.0}, "num_clients: found 2.0, legal: a whole number"),
-        ({"min_size": -1}, "min_size: found -1, legal: a whole number from 0 on"),
-        ({"by": "class"}, "by: found 'class', legal: 'label', 'client'"),
-        ({"seed": -1}, "seed: found -1, legal: a whole number from 0 to 4294967295"),
-        ({"seed": 2**32}, "seed: found 4294967296, legal: a whole number"),
+        ({"alpha": 0}, "alpha: expected a number > 0, found 0"),
+        ({"alpha": -1.0}, "alpha: expected a number > 0, found -1.0"),
+        ({"alpha": float("nan")}, "alpha: expected a finite number, found nan"),
+        ({"alpha": float("inf")}, "alpha: expected a finite number, found inf"),
+        ({"alpha": "1"}, "alpha: expected a finite number, found '1'"),
+        ({"num_clients": 0}, "num_clients: expected an integer >= 1, found 0"),
+        ({"num_clients": 2.0}, "num_clients: expected an integer, found 2.0"),
+        ({"min_size": -1}, "min_size: expected an integer >= 0, found -1"),
+        ({"by": "class"}, "by: expected 'label', 'client', found 'class'"),
+        ({"seed": -1}, "seed: expected an integer from 0 to 4294967295, found -1"),
+        ({"seed": 2**32}, "seed: expected an integer, found 4294967296"),
         ({"seed": None}, "found None"),
         ({"seed": True}, "found True"),
-        ({"labels": np.zeros(100)}, "labels: found float64 (100,), legal: a 1-D integer array"),
+        ({"labels": np.zeros(100)}, "labels: expected a 1-D integer array, found float64 (100,)"),
         ({"labels": np.zeros((100, 1), int)}, "labels: found int64 (100, 1), legal"),
         ({"labels": np.zeros(100, bool)}, "labels: found bool (100,), legal"),
     ],
@@ -262,5 +262,5 @@ def test_natural_groups_by_client(ids):
 
 @pytest.mark.parametrize("ids", [np.zeros(0, int), np.array([0, -1]), np.array([0.0])])
 def test_natural_refuses_what_are_no_client_numbers(ids):
-    with pytest.raises(ValueError, match="client_ids: found .*, legal: "):
+    with pytest.raises(ValueError, match="client_ids: expected , found .*"):
         fd.partition_natural(ids)

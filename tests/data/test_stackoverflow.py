@@ -225,7 +225,7 @@ def test_missing_files_are_named_and_the_release_s_names_are_known(tmp_path, mis
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 on"),
+        ({"num_clients": 0}, "num_clients: expected an integer >= 1, found 0"),
         ({"max_examples": 0}, "max_examples: found 0, legal"),
         ({"min_examples": 0}, "min_examples: found 0, legal"),
         ({"max_test": 0}, "max_test: found 0, legal"),

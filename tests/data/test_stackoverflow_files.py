@@ -243,8 +243,8 @@ def test_a_path_may_hold_any_characters(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "found 0 words, legal: vocabulary, 5, or more"),
-        (b"a 2\nb 1\n", "found 2 words, legal: vocabulary, 5, or more"),
+        (b"", "expected vocabulary, 5, or more, found 0 words"),
+        (b"a 2\nb 1\n", "expected vocabulary, 5, or more, found 2 words"),
         (b"a 2\nb\nc 1\n", "b'b\\n' in line 2, legal: a new word and a"),
         (b"a 2\nb 3\n", "found b'b 3\\n' in line 2"),
         (b"a 2\na 2\n", "found b'a 2\\n' in line 2"),
@@ -267,7 +267,7 @@ def test_damaged_word_files_are_refused(tmp_path, content, message):
     [
         (b"", "Expecting value"),
         (b'{"a": 1, "b": 2, "c"', "Expecting"),
-        (b'{"a": 1, "b": 2}', "found 2 tags, legal: num_tags, 3, or more"),
+        (b'{"a": 1, "b": 2}', "expected num_tags, 3, or more, found 2 tags"),
         (b"[1, 2, 3]", "is no JSON object of whole numbers"),
         (b'{"a": 1, "b": 2.5, "c": 1}', "whole numbers"),
         (b'{"a": 1, "b": true, "c": 1}', "whole numbers"),

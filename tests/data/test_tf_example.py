@@ -69,5 +69,7 @@ def test_what_was_encoded_comes_back_where_it_is_asked_for(features, others):
 def test_every_cut_is_refused_in_a_line(features):
     message = encode_example(features)
     for end in range(1, len(message)):
-        with pytest.raises(ValueError, match="^example: found [^\n]+, legal: a serialised tf.trai"):
+        with pytest.raises(
+            ValueError, match="^example: expected a serialised tf.trai, found [^\n]+"
+        ):
             decode_example(message[:end], features)

@@ -254,9 +254,14 @@ def test_damaged_files_are_refused(folder, damage):
         ('"array_record"', '"tfrecord"', OSError, "not readable as array_record"),
         ('"name": "test"', '"name": "held"', ValueError, r"the splits \['train', .*, legal: with"),
         ('"7"', '"9"', OSError, "split train in .* is not readable"),
-        ('"{DATASET}-', '"../{DATASET}-', OSError, "found .*, legal: files of its folder"),
-        ('"{DATASET}-', '"/etc/{DATASET}-', OSError, "found /etc/ccfl_tiny.*, legal: files of its"),
-        ("{", "", ValueError, "TFDS 'ccfl_tiny': found no data set in .*, legal: a name"),
+        ('"{DATASET}-', '"../{DATASET}-', OSError, "expected files of its folder, found .*"),
+        (
+            '"{DATASET}-',
+            '"/etc/{DATASET}-',
+            OSError,
+            "expected files of its, found /etc/ccfl_tiny.*",
+        ),
+        ("{", "", ValueError, "TFDS 'ccfl_tiny': expected a name, found no data set in .*"),
     ],
 )
 def test_descriptions_that_do_not_fit_are_refused(folder, old, new, error, message):

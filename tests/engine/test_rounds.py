@@ -202,15 +202,15 @@ def test_info_reports_what_happened():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size: found 0, legal: a whole number from 1 on"),
+        ({"batch_size": 0}, "batch_size: expected an integer >= 1, found 0"),
         ({"batch_size": 2.5}, "batch_size: found 2.5"),
         ({"lanes": 0}, "lanes: found 0"),
         (
             {"local": "sgd"},
-            "local: found .sgd., legal: an optax optimiser, a number, or a function",
+            "local: expected an optax optimiser, a number, or a function, found .sgd.",
         ),
-        ({"work_unit": "hours"}, "work_unit: found 'hours', legal: epochs, steps"),
-        ({"normalise": "K"}, "normalise: found 'K', legal: steps, epochs, none"),
+        ({"work_unit": "hours"}, "work_unit: expected epochs, steps, found 'hours'"),
+        ({"normalise": "K"}, "normalise: expected steps, epochs, none, found 'K'"),
     ],
 )
 def test_build_round_refuses(arguments, message):

@@ -100,7 +100,7 @@ def test_state_survives_unless_donated():
 def test_more_history_than_kept_is_refused_with_both_numbers():
     data, round_fn, state = setting(history_length=3)
     schedule = make_schedule([[0]] * 5, staleness=[[0], [1], [2], [3], [0]])
-    with pytest.raises(ValueError, match="history_length: found 3, legal: at least 4, .* is 3"):
+    with pytest.raises(ValueError, match="history_length: expected at least 4, .* is 3, found 3"):
         ccfl.run_rounds(round_fn, state, schedule, data)
     absent = schedule._replace(present=schedule.staleness < 3)
     ccfl.run_rounds(round_fn, state, absent, data)  # an absent slot reads nothing
@@ -109,7 +109,7 @@ def test_more_history_than_kept_is_refused_with_both_numbers():
 def test_a_model_before_the_first_is_refused_with_its_round():
     data, round_fn, state = setting()
     schedule = make_schedule([[0]] * 4, staleness=[[0], [1], [3], [1]])
-    with pytest.raises(ValueError, match="found staleness 3 in round 2, legal: 0 to 2"):
+    with pytest.raises(ValueError, match="expected 0 to 2, found staleness 3 in round 2"):
         ccfl.run_rounds(round_fn, state, schedule, data)
     state, _ = ccfl.run_rounds(round_fn, state, make_schedule([[0]]), data)
     ccfl.run_rounds(round_fn, state, schedule, data)  # one round later it is legal
@@ -138,7 +138,9 @@ def test_more_rows_than_row_numbers_are_refused():
     data, round_fn, state = setting()
     many = np.broadcast_to(np.int32(0), 2**31)
     huge = ccfl.FederatedData(data.arrays, many, np.array([0, 1, 2, 3, 2**31]))
-    with pytest.raises(ValueError, match=f"data: found {2**31} rows, legal: under .*stream_rounds"):
+    with pytest.raises(
+        ValueError, match=f"data: expected under .*stream_rounds, found {2**31} rows"
+    ):
         ccfl.run_rounds(round_fn, state, make_schedule([[0]]), huge)
 
 
@@ -157,10 +159,10 @@ def test_no_round_reads_an_unwritten_model():
 
 def test_unknown_clients_and_malformed_schedules_are_refused():
     data, round_fn, state = setting()
-    with pytest.raises(ValueError, match=r"found client 4, legal: 0 to 3 \(4 clients\)"):
+    with pytest.raises(ValueError, match=r"expected 0 to 3 \(4 clients\), found client 4"):
         ccfl.run_rounds(round_fn, state, make_schedule([[4]]), data)
     for_fewer = make_schedule([[0]])._replace(num_clients=3)
-    with pytest.raises(ValueError, match="found one made for 3 clients, legal: one made for 4"):
+    with pytest.raises(ValueError, match="expected one made for 4, found one made for 3 clients"):
         ccfl.run_rounds(round_fn, state, for_fewer, data)
     with pytest.raises(ValueError, match="staleness: found -1"):
         ccfl.run_rounds(round_fn, state, make_schedule([[0]], staleness=-1), data)
@@ -223,10 +225,10 @@ def test_evaluate_weighs_rows_not_batches():
         (
             {"x": np.zeros((0, 2))},
             10,
-            "arrays: found lengths {'x': 0}, legal: equal and at least 1",
+            "arrays: expected equal and at least 1, found lengths {'x': 0}",
         ),
         ({"x": np.zeros(3), "y": np.zeros(4)}, 10, "arrays: found lengths {'x': 3, 'y': 4}"),
-        ({"x": np.zeros(3)}, 0, "batch_size: found 0, legal: a whole number from 1 on"),
+        ({"x": np.zeros(3)}, 0, "batch_size: expected an integer >= 1, found 0"),
     ],
 )
 def test_evaluate_refuses(arrays, batch_size, message):

@@ -226,13 +226,13 @@ def test_no_rounds_are_no_pieces():
         (
             make_schedule([[0, 1], [3, 3], [3, 6], [2, 6]]),  # 10, 15, 27 and 21 rows
             memory_for(27) - 1,
-            f"memory: found {memory_for(27) - 1} bytes, legal: at least {memory_for(27)} "
-            f"(0.0018 MB), twice the {memory_for(27) // 2} that round 2 takes",
+            f"memory: expected at least {memory_for(27)} (0.0018 MB), twice the "
+            f"{memory_for(27) // 2} that round 2 takes, found {memory_for(27) - 1} bytes",
         ),
         (make_schedule([[4]]), 0, "memory: found 0 bytes"),
-        (make_schedule([[0]]), 1e9, "memory: found 1000000000.0, legal: a whole number of bytes"),
+        (make_schedule([[0]]), 1e9, "memory: expected an integer, in bytes, found 1000000000.0"),
         (make_schedule([[0]]), True, "memory: found True"),
-        (make_schedule([[8]]), 10**9, "schedule: found client 8, legal: 0 to 7"),
+        (make_schedule([[8]]), 10**9, "schedule: expected 0 to 7, found client 8"),
         (make_schedule([[0]], work=-1), 10**9, "work: found -1"),
     ],
 )

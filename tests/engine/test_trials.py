@@ -148,9 +148,9 @@ def test_evaluation_of_trials_is_the_evaluation_of_each(devices, together):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schedule": 4}, "schedule: found 4 trials, legal: 5"),
-        ({"rates": 3}, "argument 0 of round_fn: found 3 trials, legal: 5"),
-        ({"lists": 2}, "data: found 2 trials, legal: 5"),
+        ({"schedule": 4}, "schedule: expected 5, found 4 trials"),
+        ({"rates": 3}, "argument 0 of round_fn: expected 5, found 3 trials"),
+        ({"lists": 2}, "data: expected 5, found 2 trials"),
         ({"length": 1}, "schedule: found rounds [1, 7]"),
         ({"round": 1}, "states: found rounds [0, 1]"),
         ({"stale": 1}, "history_length: found 3"),

@@ -36,7 +36,7 @@ def plausible(name, known=RUN):
     own = {absl_flags.DEFINE_integer: "0 1 2 3 5", absl_flags.DEFINE_float: "0 0.1 0.5 1 2 1e-3"}
     values = own.get(domain.define, "a b/c").split()
     if domain.define is absl_flags.DEFINE_string and domain is not flag.PATH:
-        values = domain.legal.split(", ")
+        values = domain.expected.split(", ")
     return st.sampled_from(values).map(lambda value: f"--{name}={value}")
 
 

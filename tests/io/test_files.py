@@ -20,7 +20,7 @@ def test_check_unused(tmp_path):
     (tmp_path / folders.LOCK).touch()  # of a process that is gone
     folders.check_unused(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError, match=r"found a folder with content, legal: a new or an"):
+    with pytest.raises(FileExistsError, match=r"expected a new or an, found a folder with content"):
         folders.check_unused(tmp_path)
     with pytest.raises(FileExistsError, match=r"file: found a file"):
         folders.check_unused(tmp_path / "file")
@@ -33,7 +33,7 @@ def test_only_what_is_ones_own_is_overwritten(tmp_path):
     (tmp_path / "kept" / "inside").touch()
     folders.check_unused(tmp_path, ("a.json", "kept"))
     with pytest.raises(
-        FileExistsError, match=r"found kept, legal: to overwrite a folder of a.json"
+        FileExistsError, match=r"expected to overwrite a folder of a.json, found kept"
     ):
         folders.check_unused(tmp_path, ("a.json",))
     folders.clear(tmp_path, ("a.json",))

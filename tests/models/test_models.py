@@ -131,14 +131,14 @@ def test_dense_models_have_the_right_sizes():
     ("model", "shape", "message"),
     [
         (CNN(), (1, 15, 28, 1), "(1, 15, 28, 1), legal: [..., h, w, channels] with 16 x 16"),
-        (CNN(), (28, 28), "found input shape (28, 28), legal: [..., h, w, channels]"),
-        (CNN(num_classes=0), (1, 28, 28, 1), "found num_classes 0, legal: from 1 on"),
+        (CNN(), (28, 28), "expected [..., h, w, channels], found input shape (28, 28)"),
+        (CNN(num_classes=0), (1, 28, 28, 1), "expected num_classes >= 1, found 0"),
         (McMahanCNN(), (1, 3, 28, 1), "(1, 3, 28, 1), legal: [..., h, w, channels] with 4 x 4"),
-        (McMahanCNN(num_classes=0), (1, 28, 28, 1), "found num_classes 0, legal: from 1 on"),
-        (MLP(features=(5, 0)), (1, 4), "found layer widths (5, 0, 10), legal: each from 1 on"),
-        (MLP(), (4,), "found input shape (4,), legal: [b, ...]"),
-        (Logistic(0), (1, 4), "found num_classes 0, legal: from 1 on"),
-        (Logistic(2), (4,), "found input shape (4,), legal: [b, ...]"),
+        (McMahanCNN(num_classes=0), (1, 28, 28, 1), "expected num_classes >= 1, found 0"),
+        (MLP(features=(5, 0)), (1, 4), "expected layer widths >= 1, found (5, 0, 10)"),
+        (MLP(), (4,), "expected [b, ...], found input shape (4,)"),
+        (Logistic(0), (1, 4), "expected num_classes >= 1, found 0"),
+        (Logistic(2), (4,), "expected [b, ...], found input shape (4,)"),
     ],
 )
 def test_bad_input_is_refused_by_name(model, shape, message):

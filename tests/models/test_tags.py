@@ -200,7 +200,7 @@ def test_padded_rows_change_no_bit():
 
 
 def test_a_model_of_another_width_is_refused():
-    with pytest.raises(ValueError, match=r"found output \(2, 7\), legal: \(2, 8\)"):
+    with pytest.raises(ValueError, match=r"expected \(2, 8\), found output \(2, 7\)"):
         ccfl.tags_task(TagLogistic(5, 7), (4,), 8)
 
 

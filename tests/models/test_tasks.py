@@ -198,7 +198,7 @@ def test_batch_statistics_are_refused_with_the_cure(model):
 
 
 def test_wrong_width_is_refused():
-    with pytest.raises(ValueError, match=r"model: found output \(2, 3\), legal: \(2, 10\)"):
+    with pytest.raises(ValueError, match=r"model: expected \(2, 10\), found output \(2, 3\)"):
         ccfl.classification_task(Plain(), (4,), 10)
 
 
@@ -278,7 +278,7 @@ def test_small_steps_in_bfloat16_are_not_lost():
 
 
 def test_a_compute_dtype_that_is_no_float_is_refused():
-    with pytest.raises(ValueError, match="compute_dtype: found .*int8.*, legal: a float dtype"):
+    with pytest.raises(ValueError, match="compute_dtype: expected a float dtype, found .*int8.*"):
         ccfl.classification_task(Plain(), (4,), 3, compute_dtype=jnp.int8)
 
 

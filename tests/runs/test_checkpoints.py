@@ -99,10 +99,10 @@ def test_checkpoint_of_another_model(tmp_path):
     kept = checkpoints.open_checkpoints(tmp_path)
     checkpoints.save(kept, _state(ccfl.cc_fedams(0.1), history_length=3))
     with pytest.raises(
-        ValueError, match=r"history.models.b: found float32 \(3, 3\), legal: float32 \(4, 3\)"
+        ValueError, match=r"history.models.b: expected float32 \(4, 3\), found float32 \(3, 3\)"
     ):
         _restored(kept, _state(ccfl.cc_fedams(0.1), history_length=4))
-    with pytest.raises(ValueError, match=r"server.0.count: found int32 \(\), legal: None"):
+    with pytest.raises(ValueError, match=r"server.0.count: expected None, found int32 \(\)"):
         _restored(kept, _state(ccfl.cc_fedavg(), history_length=3))
     with pytest.raises(ValueError, match=r"bfloat16"):
         _restored(kept, _state(ccfl.cc_fedams(0.1), softmax_task(jnp.bfloat16)))

@@ -83,7 +83,7 @@ def test_keep_rows(tmp_path):
     metrics.append_rows(tmp_path, [{"round": number} for number in (0, 5, 10)])
     assert metrics.keep_rows(tmp_path, {"": 2}) == [[{"round": 0}, {"round": 5}]]
     assert metrics.read_rows(tmp_path) == [{"round": 0}, {"round": 5}]
-    with pytest.raises(ValueError, match=r"metrics.jsonl: found 2 rows, legal: 3, as the check"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl: expected 3, as the check, found 2 rows"):
         metrics.keep_rows(tmp_path, {"": 3})
     assert len(metrics.read_rows(tmp_path)) == 2
     assert metrics.keep_rows(tmp_path, {"": 0}) == [[]] and metrics.read_rows(tmp_path) == []
@@ -100,13 +100,13 @@ def test_rows_of_trials_side_by_side_are_kept_by_trial(tmp_path):
     assert metrics.read_rows(tmp_path) == [
         row for row in rows if row["trial"] == "a" or not row["round"]
     ]
-    with pytest.raises(ValueError, match=r"metrics.jsonl: found 1 rows, legal: 2, as the check"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl: expected 2, as the check, found 1 rows"):
         metrics.keep_rows(tmp_path, {"b": 2})
 
 
 def test_rounds_that_do_not_rise_are_refused(tmp_path):
     metrics.append_rows(tmp_path, [{"round": number} for number in (0, 5, 5)])
-    with pytest.raises(ValueError, match=r"found rounds \[0, 5, 5\], legal: each above"):
+    with pytest.raises(ValueError, match=r"expected each above, found rounds \[0, 5, 5\]"):
         metrics.keep_rows(tmp_path, {"": 3})
     assert len(metrics.keep_rows(tmp_path, {"": 2})[0]) == 2
 

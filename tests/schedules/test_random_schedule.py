@@ -84,17 +84,17 @@ def test_a_longer_schedule_begins_with_the_shorter():
     [
         (
             {"buffer_size": 6, "num_clients": 5},
-            "buffer_size: found 6, legal: at most the number of",
+            "buffer_size: expected at most the number of, found 6",
         ),
-        ({"buffer_size": 0}, "buffer_size: found 0, legal: a whole number from 1 on"),
-        ({"max_delay": -1}, "max_delay: found -1, legal: a whole number from 0 on"),
-        ({"seed": 2**32}, "seed: found 4294967296, legal: a whole number from 0 to 4294967295"),
+        ({"buffer_size": 0}, "buffer_size: expected an integer >= 1, found 0"),
+        ({"max_delay": -1}, "max_delay: expected an integer >= 0, found -1"),
+        ({"seed": 2**32}, "seed: expected an integer from 0 to 4294967295, found 4294967296"),
         ({"seed": -1}, "seed: found -1"),
         ({"seed": 1.5}, "seed: found 1.5"),
         ({"num_rounds": True}, "num_rounds: found True"),
         (
             {"randomness": 0.5},
-            "local_work * randomness: found 3 * 0.5 = 1.5, legal: a whole number",
+            "local_work * randomness: expected an integer, found 3 * 0.5 = 1.5",
         ),
         ({"randomness": float("nan")}, "local_work * randomness: found 3 * nan"),
         ({"local_work": 0}, "local_work: found 0"),
@@ -158,10 +158,10 @@ def test_no_more_masks_are_taken_than_rounds():
 @pytest.mark.parametrize(
     ("available", "message"),
     [
-        ([np.ones(4, bool)] * 2, "available: found 2 masks, legal: one for each of 3 rounds"),
+        ([np.ones(4, bool)] * 2, "available: expected one for each of 3 rounds, found 2 masks"),
         ([], "available: found 0 masks"),
-        ([np.ones(5, bool)] * 3, "available: found bool (5,) in round 0, legal: bool (4,)"),
-        ([np.ones(4)] * 3, "available: found float64 (4,) in round 0, legal: bool (4,)"),
+        ([np.ones(5, bool)] * 3, "available: expected bool (4,), found bool (5,) in round 0"),
+        ([np.ones(4)] * 3, "available: expected bool (4,), found float64 (4,) in round 0"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(available, message):

@@ -84,31 +84,37 @@ def npy(dtype="<i4", order=False, shape="(2, 2), ", data=bytes(16)):
     ("members", "message"),
     [
         ({"client": np.array([[{"a": 1}]], object)}, "npz (Object arrays cannot be loaded when"),
-        ({"client": npy("<U1")}, "client: found no numbers, legal: booleans, integers or floats"),
+        ({"client": npy("<U1")}, "client: expected booleans, integers or floats, found no numbers"),
         ({"client": npy("<c2")}, "not a readable npz ("),
-        ({"client": npy()[:5]}, "client: found no numbers, legal: booleans, integers or floats"),
+        ({"client": npy()[:5]}, "client: expected booleans, integers or floats, found no numbers"),
         ({"client": b"\x93NUMPY\x03" + npy()[7:]}, "npz (EOF: reading array header, expected "),
         ({"work": npy(shape="(-2, -2), ")}, "not a readable npz (can only specify one unknown"),
         (
             {"work": npy(shape="(2, 3), ")},
             "npz (EOF: reading array data, expected 24 bytes got 16)",
         ),
-        ({"work": npy(shape="(1, 1), ")}, "work: found int32 (1, 1), legal: integers (2, 2)"),
+        ({"work": npy(shape="(1, 1), ")}, "work: expected integers (2, 2), found int32 (1, 1)"),
         ({"work": npy(shape="(9999999999, 99999999), ")}, "not a readable npz (Unable to allocate"),
         ({"work": npy(shape="(4294967296, 4294967296), ")}, "npz (cannot reshape array of size 0"),
         ({"work": npy(shape=f"({'9' * 9000}, 2), ")}, "not a readable npz (Cannot parse header"),
         ({"present": npy("|b1", data=b"\0\1\2\1")}, "present: found a boolean of another byte, "),
-        ({"time": np.array(["a", "b"])}, "time: found no numbers, legal: booleans, integers or f"),
+        (
+            {"time": np.array(["a", "b"])},
+            "time: expected booleans, integers or f, found no numbers",
+        ),
         ({"time": np.array([1, np.nan])}, "time: found a number that is not finite"),
-        ({"time": np.array([True, False])}, "time: found bool (2,), legal: numbers (2,)"),
+        ({"time": np.array([True, False])}, "time: expected numbers (2,), found bool (2,)"),
         ({"a\nb" * 99: npy()}, "missing [], unknown ['a"),
-        ({"client": np.full((2, 2), -1)}, "client: found -1 to -1, legal: 0 to"),
-        ({"num_clients": np.array([3, 3])}, "num_clients: found int64 (2,), legal: one integer"),
-        ({"num_clients": np.array(3.0)}, "num_clients: found float64 (), legal: one integer"),
-        ({"num_clients": np.array(2)}, "num_clients: found 2, legal: more than the largest"),
-        ({"num_clients": np.array(2**64 - 1)}, "num_clients: found 18446744073709551615, legal: a"),
-        ({"epochs": np.array(1)}, "epochs: found int64 (), legal: one bool"),
-        ({"epochs": np.array([True])}, "epochs: found bool (1,), legal: one bool"),
+        ({"client": np.full((2, 2), -1)}, "client: expected 0 to, found -1 to -1"),
+        ({"num_clients": np.array([3, 3])}, "num_clients: expected one integer, found int64 (2,)"),
+        ({"num_clients": np.array(3.0)}, "num_clients: expected one integer, found float64 ()"),
+        ({"num_clients": np.array(2)}, "num_clients: expected more than the largest, found 2"),
+        (
+            {"num_clients": np.array(2**64 - 1)},
+            "num_clients: expected a, found 18446744073709551615",
+        ),
+        ({"epochs": np.array(1)}, "epochs: expected one bool, found int64 ()"),
+        ({"epochs": np.array([True])}, "epochs: expected one bool, found bool (1,)"),
     ],
 )
 def test_load_refuses_what_is_in_a_file(tmp_path, members, message):
@@ -220,31 +226,34 @@ def test_missing_and_unknown_arrays_are_named(tmp_path):
     [
         (
             {"client": np.zeros(3, np.int32)},
-            r"client: found shape \(3,\), legal: \[rounds, slots\]",
+            r"client: expected \[rounds, slots\], found shape \(3,\)",
         ),
         ({"work": np.zeros((2, 3), np.int32)}, r"work: found int32 \(2, 3\)"),
-        ({"present": np.ones((2, 2), np.int32)}, "present: found int32 .*, legal: bool"),
-        ({"staleness": np.zeros((2, 2))}, "staleness: found float64 .*, legal: integers"),
-        ({"staleness": np.full((2, 2), -1)}, "staleness: found -1 to -1, legal: 0 to"),
+        ({"present": np.ones((2, 2), np.int32)}, "present: expected bool, found int32 .*"),
+        ({"staleness": np.zeros((2, 2))}, "staleness: expected integers, found float64 .*"),
+        ({"staleness": np.full((2, 2), -1)}, "staleness: expected 0 to, found -1 to -1"),
         ({"client": np.full((2, 2), 2**40)}, "client: found 1099511627776 to"),
-        ({"time": np.zeros(3)}, r"time: found float64 \(3,\), legal: numbers \(2,\)"),
-        ({"num_clients": 0}, "num_clients: found 0, legal: a whole number from 1 to"),
-        ({"num_clients": 2.0}, "num_clients: found 2.0, legal: a whole number"),
-        ({"num_clients": 2}, "num_clients: found 2, legal: more than the largest client, 2"),
-        ({"work_unit": "batches"}, "work_unit: found 'batches', legal: epochs, steps or None"),
-        ({"read": np.zeros((2, 2), int)}, "schedule: found read alone, legal: read and write, or"),
-        ({"write": np.zeros(2, int)}, "schedule: found write alone, legal: read and write, or"),
+        ({"time": np.zeros(3)}, r"time: expected numbers \(2,\), found float64 \(3,\)"),
+        ({"num_clients": 0}, "num_clients: expected an integer from 1 to, found 0"),
+        ({"num_clients": 2.0}, "num_clients: expected an integer, found 2.0"),
+        ({"num_clients": 2}, "num_clients: expected more than the largest client, 2, found 2"),
+        ({"work_unit": "batches"}, "work_unit: expected epochs, steps or None, found 'batches'"),
+        (
+            {"read": np.zeros((2, 2), int)},
+            "schedule: expected read and write, or, found read alone",
+        ),
+        ({"write": np.zeros(2, int)}, "schedule: expected read and write, or, found write alone"),
         (
             {"read": np.zeros((2, 3), int), "write": np.zeros(2, int)},
-            r"read: found int64 \(2, 3\), legal: integers \(2, 2\)",
+            r"read: expected integers \(2, 2\), found int64 \(2, 3\)",
         ),
         (
             {"read": np.zeros((2, 2), int), "write": np.zeros((2, 2), int)},
-            r"write: found int64 \(2, 2\), legal: integers \(2,\)",
+            r"write: expected integers \(2,\), found int64 \(2, 2\)",
         ),
         (
             {"read": np.full((2, 2), -1), "write": np.zeros(2, int)},
-            "read: found -1 to -1, legal: 0 to",
+            "read: expected 0 to, found -1 to -1",
         ),
     ],
 )
@@ -261,7 +270,7 @@ def test_rounds_cuts_and_checks():
     np.testing.assert_array_equal(piece.read, whole.read[1:])
     np.testing.assert_array_equal(piece.write, whole.write[1:])
     assert (piece.num_clients, piece.work_unit) == (5, "steps")
-    with pytest.raises(ValueError, match="found start 1, stop 3, legal: 0 <= start <= stop <= 2"):
+    with pytest.raises(ValueError, match="expected 0 <= start <= stop <= 2, found start 1, stop 3"):
         small().rounds(1, 3)
 
 
@@ -305,9 +314,9 @@ def test_stats_in_local_steps():
 
 
 def test_stats_refuses_other_clients():
-    with pytest.raises(ValueError, match=r"found client 2, legal: 0 to 1 \(2 clients\)"):
+    with pytest.raises(ValueError, match=r"expected 0 to 1 \(2 clients\), found client 2"):
         small().stats(num_clients=2)
-    message = "schedule: found one made for 10 clients, legal: one made for 4"
+    message = "schedule: expected one made for 4, found one made for 10 clients"
     with pytest.raises(ValueError, match=message):
         small(num_clients=10).stats(num_clients=4)
 

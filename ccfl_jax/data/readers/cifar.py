@@ -80,7 +80,7 @@ def load_cifar(
         ImportError, OSError: TFDS cannot bring the data; the message says what to do.
     """
     if name not in _FILES:
-        raise ValueError(f"data set: found {name!r}, legal: {', '.join(_FILES)}")
+        raise ValueError(f"data set: expected {', '.join(_FILES)}, found {name!r}")
     files = _FILES[name]
     if data_dir is None:
         return _from_tfds(name, files)
@@ -114,8 +114,8 @@ def _count(path: Path, files: _Files) -> int:
     size = path.stat().st_size
     if size == 0 or size % _record(files):
         raise ValueError(
-            f"{path}: found {size} bytes, legal: a multiple of {_record(files)}, the bytes of a "
-            f"{files.title} record, at least one"
+            f"{path}: expected a multiple of {_record(files)}, the bytes of a {files.title} record,"
+            f" at least one, found {size} bytes"
         )
     return size // _record(files)
 
@@ -126,8 +126,8 @@ def _check_counts(files: _Files, paths: list[Path], counts: list[int]) -> None:
     for path, count, published in zip(paths, counts, files.published, strict=True):
         if count != published:
             raise ValueError(
-                f"{path}: found {count} records, legal: {published}, as published, for files "
-                "beside it have theirs"
+                f"{path}: expected {published}, as published, for files beside it have theirs, "
+                f"found {count} records"
             )
 
 

@@ -46,7 +46,7 @@ def _parse(file: BinaryIO, most: int | None) -> np.ndarray:
     head = _read(file, 4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] != _UINT8 or not 1 <= head[3] <= 8:
         raise ValueError(
-            f"found the first bytes '{head.hex(' ')}', legal: '00 00 08' and 1 to 8 dimensions"
+            f"expected '00 00 08' and 1 to 8 dimensions, found the first bytes '{head.hex(' ')}'"
         )
     sizes = _read(file, 4 * head[3])
     if len(sizes) < 4 * head[3]:
@@ -57,8 +57,8 @@ def _parse(file: BinaryIO, most: int | None) -> np.ndarray:
         raise ValueError(f"has no items, its shape is {shape}")
     if most is not None and expected > most:
         raise ValueError(
-            f"found the shape {shape}, legal: up to {most} items in a compressed file (unpack a "
-            "larger one first)"
+            f"expected at most {most} items in a compressed file (unpack a larger one first), "
+            f"found the shape {shape}"
         )
     items = _read(file, expected)
     if len(items) < expected:

@@ -173,8 +173,8 @@ def _clients(db: sqlite3.Connection, split: str) -> tuple[np.ndarray, np.ndarray
     total, most = sum(sizes.values()), file_size(db)
     if not 0 < total <= most:
         raise ValueError(
-            f"client_metadata says {total} examples in the split {split}, legal: 1 to {most}, the "
-            "bytes of the file"
+            f"client_metadata: expected 1 to {most} examples in the split {split} (the bytes of "
+            f"the file), found {total}"
         )
     ids = sorted(sizes)
     return np.array(ids, object), np.array([sizes[client] for client in ids], np.int64)
@@ -189,8 +189,8 @@ def _draw_train(
     counts = {"clients": len(ids), "too_small": len(ids) - chosen.size}
     if chosen.size < (num_clients or 1):
         raise ValueError(
-            f"found {chosen.size} clients with {least} training examples or more, and "
-            f"{counts['too_small']} with fewer, legal: num_clients, {num_clients or 1}, or more"
+            f"expected at least num_clients={num_clients or 1} clients with {least} training "
+            f"examples or more, found {chosen.size}, and {counts['too_small']} with fewer"
         )
     if num_clients is not None:
         rng = np.random.default_rng([seed, _STREAM])
@@ -269,7 +269,7 @@ def _encode(
 
 def _text_and_tags(message: object) -> tuple[list[bytes], list[bytes]]:
     if not isinstance(message, bytes):
-        raise ValueError(f"found an example of the type {type(message).__name__}, legal: a blob")
+        raise ValueError(f"expected an example as a blob, found {type(message).__name__}")
     features = decode_example(message, _FEATURES)
     for name in _FEATURES:
         values = features.get(name, [])

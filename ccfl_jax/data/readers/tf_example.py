@@ -46,7 +46,9 @@ def decode_example(message: bytes, names: Collection[str]) -> dict[str, list]:
     try:
         features = _Example.FromString(message).features.feature
     except DecodeError as error:
-        raise ValueError(f"example: found {error}, legal: a serialised tf.train.Example") from None
+        raise ValueError(
+            f"example: expected a serialised tf.train.Example, found {error}"
+        ) from None
     return {name: _values(features[name]) for name in names if name in features}
 
 

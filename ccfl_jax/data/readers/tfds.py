@@ -49,13 +49,13 @@ def load_tfds(
     place = f"TFDS {name!r} in {builder.data_path}"
     if not {"train", "test"} <= set(builder.info.splits):
         raise ValueError(
-            f"{place}: found the splits {list(builder.info.splits)}, legal: with train and test"
+            f"{place}: expected splits train and test, found {list(builder.info.splits)}"
         )
     keys, features = builder.info.supervised_keys, builder.info.features
     if keys is None or len(keys) != 2 or not all(isinstance(key, str) for key in keys):
-        raise ValueError(f"{place}: found the supervised keys {keys}, legal: an input and a label")
+        raise ValueError(f"{place}: expected an input and a label as supervised keys, found {keys}")
     if not {*keys} <= set(features):
-        raise ValueError(f"{place}: found the features {sorted(features)}, legal: with {keys}")
+        raise ValueError(f"{place}: expected the features {keys}, found {sorted(features)}")
     train, test = (
         _merge(_samples(tfds, builder, name, split, data_dir), keys, place)
         for split in ("train", "test")
@@ -82,8 +82,8 @@ def _builder(tfds: ModuleType, name: str, data_dir: str | Path | None) -> Any:
         return tfds.builder(name, data_dir=data_dir)
     except Exception as error:
         raise ValueError(
-            f"TFDS {name!r}: found no data set in {data_dir or 'its data folder'} "
-            f"({_first_line(error)}), legal: a name that TFDS can open there"
+            f"TFDS {name!r}: expected a data set that TFDS can open in "
+            f"{data_dir or 'its data folder'}, found {_first_line(error)}"
         ) from error
 
 
@@ -141,7 +141,7 @@ def _samples(
         folder = os.path.abspath(builder.data_path)
         for path in builder.info.splits[split].filepaths:
             if os.path.dirname(os.path.abspath(path)) != folder:
-                raise ValueError(f"dataset_info.json: found {path}, legal: files of its folder")
+                raise ValueError(f"dataset_info.json: expected files in its folder, found {path}")
         source = tfds.data_source(name, split=split, data_dir=data_dir, download=False)
         for row in range(len(source)):
             yield source[row]
@@ -161,17 +161,17 @@ def _merge(
         first = xs[0] if xs else x
         if (x.shape, x.dtype) != (first.shape, first.dtype) or y.ndim:
             raise ValueError(
-                f"{place}: found inputs {first.dtype} {first.shape} and {x.dtype} {x.shape}, a "
-                f"label of shape {y.shape}, legal: inputs of one kind and scalar labels"
+                f"{place}: expected inputs of one kind and scalar labels, found inputs "
+                f"{first.dtype} {first.shape} and {x.dtype} {x.shape}, a label of shape {y.shape}"
             )
         xs.append(x)
         ys.append(y)
     if not xs:
-        raise ValueError(f"{place}: found no sample in a split, legal: some in train and test")
+        raise ValueError(f"{place}: expected samples in train and test, found a split without")
     labels = integer_vector(f"labels of {place}", np.stack(ys))
     if not 0 <= labels.min() <= labels.max() < 2**31:
         raise ValueError(
-            f"labels of {place}: found {labels.min()} to {labels.max()}, legal: 0 to {2**31 - 1}"
+            f"labels of {place}: expected 0 to {2**31 - 1}, found {labels.min()} to {labels.max()}"
         )
     return {"x": np.stack(xs), "y": labels.astype(np.int32)}
 

@@ -16,13 +16,13 @@ def read_word_ids(path: Path, vocabulary: int) -> dict[bytes, int]:
             legal = count.isdigit() and (last is None or int(count) <= last)
             if not legal or word in ids:
                 raise ValueError(
-                    f"{path}: found {line[:40]!r} in line {len(ids) + 1}, legal: a new word and a "
-                    "count not above the one before"
+                    f"{path}: expected a new word and a count not above the one before, found "
+                    f"{line[:40]!r} in line {len(ids) + 1}"
                 )
             ids[word], last = len(ids), int(count)
     if len(ids) < vocabulary:
         raise ValueError(
-            f"{path}: found {len(ids)} words, legal: vocabulary, {vocabulary}, or more"
+            f"{path}: expected at least vocabulary={vocabulary} words, found {len(ids)}"
         )
     return ids
 
@@ -30,15 +30,17 @@ def read_word_ids(path: Path, vocabulary: int) -> dict[bytes, int]:
 def read_tag_ids(path: Path, num_tags: int) -> dict[bytes, int]:
     """The number of each of the `num_tags` most frequent tags."""
     if path.stat().st_size > _LARGEST_JSON:
-        raise ValueError(f"{path}: found {path.stat().st_size} bytes, legal: up to {_LARGEST_JSON}")
+        raise ValueError(
+            f"{path}: expected at most {_LARGEST_JSON} bytes, found {path.stat().st_size}"
+        )
     try:
         counts = json.loads(path.read_bytes())
         if not isinstance(counts, dict) or any(type(n) is not int for n in counts.values()):
-            raise ValueError("is no JSON object of whole numbers")
+            raise ValueError("expected a JSON object of integers, found other JSON")
         ordered = sorted(counts, key=lambda tag: (-counts[tag], tag))[:num_tags]
         ids = {tag.encode(): number for number, tag in enumerate(ordered)}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if len(ids) < num_tags:
-        raise ValueError(f"{path}: found {len(ids)} tags, legal: num_tags, {num_tags}, or more")
+        raise ValueError(f"{path}: expected at least num_tags={num_tags} tags, found {len(ids)}")
     return ids

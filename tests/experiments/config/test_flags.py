@@ -146,16 +146,16 @@ _FLOATS = [*_ABOVE_0, "b1", "b2", *_RATES]
     [(name, "0", "0", "from 1 to 2147483647") for name in _COUNTS]
     + [(name, "-1", "-1", "from 1 to 2147483647") for name in _COUNTS]
     + [(name, "2147483648", "2147483648", "from 1 to 2147483647") for name in _COUNTS]
-    + [(name, "1.5", "'1.5'", "a whole number") for name in _COUNTS]
-    + [(name, "", "''", "a whole number") for name in _COUNTS]
+    + [(name, "1.5", "'1.5'", "an integer") for name in _COUNTS]
+    + [(name, "", "''", "an integer") for name in _COUNTS]
     + [(name, "nan", "nan", "a number") for name in _FLOATS]
     + [(name, "inf", "inf", "a number") for name in _FLOATS]
     + [(name, "-inf", "-inf", "a number") for name in _FLOATS]
     + [(name, "-0.1", "-0.1", "a number") for name in _FLOATS]
     + [(name, "1e39", "1e+39", "a number") for name in _FLOATS]
     + [(name, "abc", "'abc'", "a number") for name in _FLOATS]
-    + [(name, "1", "1.0", "from 0 to below 1") for name in ("b1", "b2")]
-    + [(name, "0", "0.0", "a number above 0") for name in _ABOVE_0]
+    + [(name, "1", "1.0", "from 0 to less than 1") for name in ("b1", "b2")]
+    + [(name, "0", "0.0", "a number > 0") for name in _ABOVE_0]
     + [
         ("max_delay", "-1", "-1", "from 0 to 2147483647"),
         ("seed", "-1", "-1", "from 0 to 4294967295"),
@@ -176,7 +176,7 @@ _FLOATS = [*_ABOVE_0, "b1", "b2", *_RATES]
 )
 def test_value_outside_its_domain(name, value, found, legal):
     message = _message("--server_lr=0.1", f"--{name}={value}")
-    assert message.startswith(f"--{name}: found {found}, legal: ")
+    assert message.startswith(f"--{name}: expected , found {found}")
     assert legal in message
 
 
@@ -217,7 +217,7 @@ def test_value_outside_its_domain(name, value, found, legal):
         (["--sever_lr=1"], ["--sever_lr: found on", "did you mean --server_lr?"]),
         (["--undefok=x", "--x=1"], ["undefok"]),
         (["--noprogress=1"], ["--noprogress", "does not take an argument"]),
-        (["--rounds"], ["--rounds: found no value, legal: a whole number"]),
+        (["--rounds"], ["--rounds: expected an integer, found no value"]),
         (["--flagfile=no/such.flags"], ["no/such.flags"]),
     ],
 )
@@ -286,7 +286,7 @@ def test_presets_parse(preset):
 def test_an_unknown_preset_is_answered_with_the_nearest():
     message = _message("--preset=digit")
     assert message == (
-        "--preset: found 'digit', legal: digits, fmnist_cnn, synthetic; did you mean digits?"
+        "--preset: expected digits, fmnist_cnn, synthetic, found 'digit'; did you mean digits?"
     )
 
 
@@ -364,7 +364,7 @@ def test_help_and_complaints_load_nothing(tmp_path, arg, code):
         (["--coordinator=here:1", "--num_processes=2"], "legal: auto, or HOST:PORT with both"),
         (
             ["--coordinator=here:1", "--num_processes=2", "--process_id=2"],
-            "--process_id: found 2, legal: 0 to 1, --num_processes",
+            "--process_id: expected 0 to 1, --num_processes, found 2",
         ),
         (["--num_processes=2"], "found 2, None with --coordinator=None"),
         (["--coordinator=auto", "--process_id=0"], "found None, 0 with --coordinator=auto"),

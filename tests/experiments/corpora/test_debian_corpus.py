@@ -214,11 +214,11 @@ def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
     [
         ("", "found no package with the field Tag"),
         (record("a", tags=None), "found no package with the field Tag"),
-        (record("a", tags="{b,c}"), "package 'a': found Tag '{b,c}', legal: names"),
+        (record("a", tags="{b,c}"), "package 'a': expected names, found Tag '{b,c}'"),
         (record("a", tags="b::c,"), "package 'a': found Tag 'b::c,', legal"),
-        (record("a", maintainer=""), "package 'a': found no field Maintainer, legal: one"),
+        (record("a", maintainer=""), "package 'a': expected one, found no field Maintainer"),
         (record("a")[:-3], "debian_Packages: line 6: found no end, legal"),
-        (record("a") + " more\n", "debian_Packages: line 8: found ' more\\n', legal: FIELD"),
+        (record("a") + " more\n", "debian_Packages: line 8: expected FIELD, found ' more\\n'"),
         (record("a") + "nonsense\n", "debian_Packages: line 8: found 'nonsense\\n'"),
     ],
 )

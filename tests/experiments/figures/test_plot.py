@@ -170,7 +170,7 @@ def test_a_sweep_without_a_finished_trial_is_refused(tmp_path, capsys):
     assert f"{tmp_path}: found no method with a finished trial" in capsys.readouterr().err
     (tmp_path / results.TRIALS / "x.json").write_text('{"name": 3}')
     assert plot.main(["plot", str(tmp_path)]) == 2
-    assert "x.json: found no record of a trial, legal: one with its" in capsys.readouterr().err
+    assert "x.json: expected one with its, found no record of a trial" in capsys.readouterr().err
 
 
 def test_a_folder_whose_name_begins_a_formula_is_drawn(tmp_path, capsys):
@@ -214,7 +214,7 @@ def test_an_axis_that_the_rows_lack_is_refused_by_their_file(tmp_path, capsys, x
         assert plot.main(["plot", str(path.parent), f"--x={x}", f"--out={out}"]) == 2
         legal = ", ".join(axis for axis in AXES if axis != x)
         error = capsys.readouterr().err
-        assert error == f"plot: {path}: found rows without {x}, legal: --x of {legal}\n"
+        assert error == f"plot: {path}: expected --x of {legal}\n, found rows without {x}"
         assert not out.exists()
         assert plot.main(["plot", str(path.parent), f"--out={out}"]) == 0
         out.unlink()

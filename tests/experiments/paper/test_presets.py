@@ -155,7 +155,7 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, monkeypatch, change):
 
 
 def test_an_unknown_experiment_is_refused():
-    with pytest.raises(ValueError, match="NAME: found 'fig9', legal: list, all, fig1_alpha3"):
+    with pytest.raises(ValueError, match="NAME: expected list, all, fig1_alpha3, found 'fig9'"):
         presets.preset("fig9", {})
 
 

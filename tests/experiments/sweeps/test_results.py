@@ -242,7 +242,7 @@ def test_what_cannot_be_rows_is_refused_by_its_place(rows, message):
 def test_a_trial_whose_name_is_a_path_is_refused(tmp_path, name):
     trial = Trial({"server_lr": "1"}, run_flags.parse(["x", "--server_lr=1"]))
     one = results.failed(trial, ValueError("no"))._replace(name=name)
-    with pytest.raises(ValueError, match="found a path, legal: a name for a file in trials"):
+    with pytest.raises(ValueError, match="expected a name for a file in trials, found a path"):
         results.write(tmp_path, one)
     with pytest.raises(ValueError, match="found a path"):
         results.read(tmp_path, {name: trial})

@@ -225,7 +225,7 @@ def test_overwriting_a_sweep(swept, tmp_path, capsys):
     (folder / "notes.txt").write_text("mine")
     before = _files(folder)
     assert sweep.main([*args, "--overwrite"]) == 2
-    assert "found notes.txt, legal: to overwrite" in capsys.readouterr().err
+    assert "expected to overwrite, found notes.txt" in capsys.readouterr().err
     assert _files(folder) == before
     (folder / "notes.txt").unlink()
     assert sweep.main([*args, "--overwrite"]) == 0
@@ -247,7 +247,7 @@ def test_overwriting_a_sweep(swept, tmp_path, capsys):
         (["--vary=seed=1 seed=2"], "--vary: found 'seed=2'"),
         (
             [f"--vary=seed={_HUNDRED} local_lr={_HUNDRED},100"],
-            "--vary: found 10100 combinations, legal: up to 10000",
+            "--vary: expected at most 10000, found 10100 combinations",
         ),
         (["--vary=server_lr=-1"], "--server_lr: found -1"),
         (["--vary=server_lr=fast"], "--server_lr: found 'fast'"),
@@ -260,7 +260,7 @@ def test_overwriting_a_sweep(swept, tmp_path, capsys):
         (["--vary=seed=0", "--trial_memory=0"], "--trial_memory: found 0"),
         (
             ["--vary=seed=0", "--batch=3"],
-            "--batch: found on the command line, legal: flags of --help; did you mean --batch_",
+            "--batch: expected flags of --help, found on the command line; did you mean --batch_",
         ),
     ],
 )

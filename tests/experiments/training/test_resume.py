@@ -73,7 +73,7 @@ def test_resuming_a_finished_run_changes_no_file(straight, tmp_path, capsys):
         (["--alpha=0.3"], ["alpha 0.5 -> 0.3"]),
         (["--seed=1", "--num_clients=13"], ["num_clients 12 -> 13", "seed 0 -> 1"]),
         (["--server=cc_fedadam"], ["server 'cc_fedams' -> 'cc_fedadam'"]),
-        (["--rounds=5"], ["--rounds: found 5, legal: at least 6"]),
+        (["--rounds=5"], ["--rounds: expected at least 6, found 5"]),
     ],
 )
 def test_resume_under_another_configuration(straight, tmp_path, capsys, args, parts):
@@ -133,7 +133,9 @@ def test_overwriting_a_run(straight, tmp_path, capsys):
     (folder / "notes.txt").write_text("mine")
     before = contents(folder)
     assert main("--rounds=2", "--overwrite", f"--out_dir={folder}") == 2
-    assert f"{folder}: found notes.txt, legal: to overwrite a folder of" in capsys.readouterr().err
+    assert (
+        f"{folder}: expected to overwrite a folder of, found notes.txt" in capsys.readouterr().err
+    )
     assert contents(folder) == before
 
 
@@ -142,7 +144,7 @@ def test_resume_where_there_is_no_run(tmp_path, capsys, name):
     (tmp_path / "empty").mkdir()
     assert main("--resume", f"--out_dir={tmp_path / name}") == 2
     assert capsys.readouterr().err == (
-        f"train: {tmp_path / name}: found no config.json, legal: the folder of an earlier run\n"
+        f"train: {tmp_path / name}: expected the folder of an earlier run\n, found no config.json"
     )
     assert not (tmp_path / "missing").exists()
 

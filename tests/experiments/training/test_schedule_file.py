@@ -132,16 +132,16 @@ def test_a_sweep_takes_the_schedule_of_each_seed(tmp_path):
 @pytest.mark.parametrize(
     ("change", "args", "message"),
     [
-        ({"num_clients": 13}, [], "--num_clients: found 12, legal: 13, as in"),
+        ({"num_clients": 13}, [], "--num_clients: expected 13, as in, found 12"),
         (
             {"work_unit": "epochs"},
             [],
-            "--local_steps: found 2, legal: --local_epochs instead, as in",
+            "--local_steps: expected --local_epochs instead, as in, found 2",
         ),
-        ({}, ["--max_delay=1"], "--max_delay: found 1, legal: at least"),
-        ({}, ["--randomness=1"], "--local_steps * randomness: found 2, legal: at least"),
-        ({}, ["--buffer_size=2"], "--buffer_size: found 2, legal: 3, as in"),
-        ({}, ["--rounds=13"], "--rounds: found 13, legal: 1 to 12, as in"),
+        ({}, ["--max_delay=1"], "--max_delay: expected at least, found 1"),
+        ({}, ["--randomness=1"], "--local_steps * randomness: expected at least, found 2"),
+        ({}, ["--buffer_size=2"], "--buffer_size: expected 3, as in, found 2"),
+        ({}, ["--rounds=13"], "--rounds: expected 1 to 12, as in, found 13"),
     ],
 )
 def test_a_schedule_made_for_something_else_is_refused(tmp_path, capsys, change, args, message):
@@ -172,11 +172,11 @@ def test_a_file_replays_a_run(straight, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--rounds=7"], "--rounds: found 7, legal: 1 to 6, as in"),
-        (["--buffer_size=4"], "--buffer_size: found 4, legal: 3, as in"),
-        (["--max_delay=1"], "--max_delay: found 1, legal: at least 2, as in"),
-        (["--randomness=1"], "--local_epochs * randomness: found 1, legal: at least 2, as in"),
-        (["--num_clients=4"], "--num_clients: found 4, legal: 12, as in"),
+        (["--rounds=7"], "--rounds: expected 1 to 6, as in, found 7"),
+        (["--buffer_size=4"], "--buffer_size: expected 3, as in, found 4"),
+        (["--max_delay=1"], "--max_delay: expected at least 2, as in, found 1"),
+        (["--randomness=1"], "--local_epochs * randomness: expected at least 2, as in, found 1"),
+        (["--num_clients=4"], "--num_clients: expected 12, as in, found 4"),
     ],
 )
 def test_a_file_that_does_not_fit(tmp_path, capsys, args, message):

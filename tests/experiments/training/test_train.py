@@ -115,7 +115,7 @@ def test_a_round_that_memory_cannot_hold(tmp_path, capsys):
     folder = tmp_path / "a"
     assert main(f"--out_dir={folder}", "--data_memory=0.01") == 2
     assert capsys.readouterr().err.startswith(
-        "train: --data_memory: found 10000 bytes, legal: at least "
+        "train: --data_memory: expected at least , found 10000 bytes"
     )
     assert not folder.exists()
 
@@ -168,7 +168,7 @@ def test_evaluations_and_long_stretches_cut_pieces(ready):
             ["--dataset=synthetic", "--partition=natural"],
             ["--num_clients: found 12", "legal: 100, the clients of synthetic"],
         ),
-        (["--devices=64"], ["--devices: found 64, legal: 1 to 4, the cpu devices here"]),
+        (["--devices=64"], ["--devices: expected 1 to 4, the cpu devices here, found 64"]),
         (
             ["--dataset=fashion_mnist", "--data_dir=no/such/folder"],
             ["no/such/folder", "train-images-idx3-ubyte"],
