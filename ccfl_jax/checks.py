@@ -1,4 +1,4 @@
-"""Refusals that many rooms need, in the form of the house."""
+"""Checks of arguments that several modules share, with errors of one form."""
 
 import math
 import os
@@ -16,19 +16,19 @@ def is_whole(value: Any) -> bool:
 
 
 def check_whole(name: str, value: int, least: int, most: int | None = None) -> None:
-    """Refuses what is not an integer from `least` on, or to `most`."""
+    """Raises ValueError unless `value` is an integer in [least, most]."""
     if not is_whole(value) or value < least or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name}: expected an integer {bounds}, found {value!r}")
 
 
 def check_seed(seed: int) -> None:
-    """Refuses what NumPy's and JAX's generators do not both take."""
+    """Raises ValueError for a seed that NumPy's and JAX's generators do not both take."""
     check_whole("seed", seed, 0, 2**32 - 1)
 
 
 def check_work(local_work: int, randomness: float) -> None:
-    """Refuses the most work of a client, K R, where it is not an integer of 32 bits from 1."""
+    """Raises ValueError unless K R, the most work of a client, is an integer in [1, 2**31)."""
     most = local_work * randomness
     if not (1 <= most < 2**31 and most == int(most)):
         raise ValueError(
@@ -40,7 +40,7 @@ def check_work(local_work: int, randomness: float) -> None:
 def check_number(
     name: str, value: float, least: float = 0.0, most: float = math.inf, above: bool = False
 ) -> None:
-    """Refuses what is not a finite number in [least, most], or in (least, most] with `above`."""
+    """Raises ValueError unless `value` is finite, in [least, most] or, `above`, (least, most]."""
     real = isinstance(value, Real) and not isinstance(value, bool)
     if real and math.isfinite(value) and least <= value <= most and not (above and value == least):
         return
@@ -83,7 +83,10 @@ def check_labels(labels: np.ndarray, num_classes: int, name: str) -> None:
 
 @contextmanager
 def naming(place: str | os.PathLike) -> Iterator[None]:
-    """Puts the file in front of what is said of it, in a line; a number too large is a value."""
+    """Puts the file's name in front of an error's message, in one line.
+
+    OverflowError, a number too large, becomes ValueError.
+    """
     try:
         yield
     except OSError as error:
@@ -93,5 +96,5 @@ def naming(place: str | os.PathLike) -> Iterator[None]:
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """A text that may quote a file, line breaks and all, as one line of so many characters."""
+    """`text`, which may quote a file, as one line of at most `most` characters."""
     return text.encode("unicode_escape").decode()[:most]

@@ -8,13 +8,13 @@ For CC-FedAdagrad (section 4 of the paper), uploads divided by local steps,
 in one of two forms, which every result names. `form="paper"` is what is printed; its proof does not
 hold, nor does the bound. `form="consistent"` is what the same proof gives once repaired:
 
-* The proof needs v_hat_0 >= eps^2 and v_hat_t <= T eta_l^2 G^2 <= eps^2, together only without any
-  upload. Here v_hat_0 = eps^2; sqrt(v_hat_t) + eps lies between 2 eps and D = eps + sqrt(eps^2 +
+* The proof needs v_hat_0 >= eps^2 and v_hat_t <= T eta_l^2 G^2 <= eps^2, which contradict each
+  other. Here v_hat_0 = eps^2; sqrt(v_hat_t) + eps lies between 2 eps and D = eps + sqrt(eps^2 +
   T eta_l^2 G^2), and every term becomes D / (2 eps) times the printed one: at most (1 + sqrt 2) / 2
   times, by the third condition.
 * H_2 has the eps that its derivation has in the C_beta term.
 * The second condition makes 30 eta eta_l^3 L^2 K_max^2 (tau + 1) / eps at most eta eta_l / (4 D):
-  a gradient is seen by as many as tau + 1 rounds, and eps in print is on the wrong side.
+  up to tau + 1 rounds use a gradient, and eps in print is on the wrong side.
 * K_max^2 stands for phi_2: it multiplies sigma_g, a mean over clients whose K may differ.
 * m of n clients are a sample without replacement. Its variance, lost in print, is the term
   `sampling`: phi_3's factor in Phi_l with (n - m) / (m (n - 1)) V for phi_3 / m, where V bounds the
@@ -30,16 +30,19 @@ at most twice the sum of their squares, not the sum; the constants printed for t
 E||Delta||^2 are at least twice what v_hat >= eps^2 gives. 1/K_t has the main text's 1/m in both
 forms (the appendix drops it).
 
-Both are about rounds of exactly m clients, drawn uniformly without replacement whatever happened
-before and whatever their work and delays, and about unbiased local gradients: batches drawn with
-replacement, as they are where local work is counted in steps.
+Both assume rounds of exactly m clients, drawn uniformly without replacement and independently of
+the past, work and delays, and unbiased local gradients: batches drawn with replacement, as they
+are where local work is counted in steps.
+
+All functions raise ValueError for a number outside its range or an unknown form.
 """
 
 import math
-from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+
+from ccfl_jax.checks import check_number, check_whole
 
 Form = Literal["paper", "consistent"]
 _MAY_BE_ZERO = {"sigma_l", "sigma_g", "gap", "b1", "initial_accumulator", "max_delay", "mean_delay"}
@@ -51,7 +54,7 @@ class Problem(NamedTuple):
 
     Attributes:
         L: every f_i has L-Lipschitz gradients.
-        G: no stochastic gradient is longer.
+        G: the largest norm of a stochastic gradient.
         sigma_l: root of the largest mean squared error of a stochastic gradient (of one batch).
         sigma_g: root of the largest mean over clients of ||grad f_i(x) - grad f(x)||^2.
         d: number of parameters.
@@ -80,7 +83,7 @@ class Setting(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a schedule asks for: the theorem's phi_1 to phi_3, K_max, tau; and the mean delay."""
+    """Work and delays of a schedule: the theorem's phi_1 to phi_3, K_max, tau; the mean delay."""
 
     phi_1: float
     phi_2: float
@@ -160,18 +163,14 @@ def conditions(
     r"""The theorem's conditions on the step sizes; of `problem` only L and G matter.
 
     In the consistent form the second is :math:`\eta_l \le \sqrt{\epsilon / (120 L^2 K_{max}^2
-    (\tau+1) D)}`, and the accumulator has to start at eps^2, which the paper's proof takes for
-    granted and its theorem does not print. The printed second one is infinite at tau = 0.
-
-    Raises:
-        ValueError: for a number outside its range or an unknown form.
+    (\tau+1) D)}`, and the accumulator has to start at eps^2, which the paper's proof assumes and
+    its theorem does not state. The printed second one is infinite at tau = 0.
     """
     _check(form, problem, setting, work)
     L, G = problem.L, problem.G
     eta, eta_l, b1, eps = setting[:4]
     K, tau, T = work.max_steps, work.max_delay, setting.rounds
     printed = form == "paper"
-
     within = eps * tau if printed else (tau + 1) * _largest_divisor(problem, setting, form) / eps
     second = 1 / (L * K * math.sqrt(120 * within)) if within else math.inf
     c_beta = b1 / (1 - b1)
@@ -202,9 +201,6 @@ def terms(problem: Problem, setting: Setting, work: Work, form: Form = "consiste
 
     the first factor is 8 eps / (eta eta_l T) and `sampling` is 0. The head of the module says what
     the consistent form changes.
-
-    Raises:
-        ValueError: for a number outside its range or an unknown form.
     """
     _check(form, problem, setting, work)
     L, G, _, sigma_g, d, _ = problem
@@ -213,7 +209,6 @@ def terms(problem: Problem, setting: Setting, work: Work, form: Form = "consiste
     divisor = _largest_divisor(problem, setting, form)
     scale = divisor / (2 * eps)
     K_squared = work.phi_2 if form == "paper" else work.max_steps**2
-
     phi = 4 * d * G**2 * c_beta + 4 * d * L * eta * eta_l * G**2 * c_beta**2 / eps
     per_variance = (4 * eta * eta_l * L * c_beta**2 + 6 * L * eta * eta_l + 2 * eta_l * G) / eps
     per_variance += 2 * (eta * eta_l * L * tau / eps) ** 2
@@ -239,10 +234,7 @@ def bound(problem: Problem, setting: Setting, work: Work, form: Form = "consiste
 
     It is a bound only where all `conditions` of its form hold, and for form="paper" not even then:
     from the minimum, without momentum and noise, the printed one tends to 0 with eta_l, while
-    client sampling goes on moving the model by eta eta_l / eps.
-
-    Raises:
-        ValueError: for a number outside its range or an unknown form.
+    client sampling still moves the model by eta eta_l / eps.
     """
     parts = terms(problem, setting, work, form)
     shares = (
@@ -261,18 +253,15 @@ def corollary(
     r"""When :math:`O(\sqrt{1/(mKT)})` is the leading term, with eta_l = Theta(1 / sqrt T) and
     eta = Theta(sqrt(m K)): the corollary's conditions, which fix orders and no constants.
 
-    Print asks for one K, for T >= m K^5 and tau <= (T / (m K))^(1/4). The consistent form adds what
-    the theorem's last condition comes to at these rates, and that client sampling brings nothing:
+    The paper requires one K, T >= m K^5 and tau <= (T / (m K))^(1/4). The consistent form adds the
+    theorem's last condition at these rates, and that there is no variance of client sampling:
     otherwise its term, of order sqrt(K / (m T)) sigma_g^2, leads and K does not speed up.
-
-    Raises:
-        ValueError: for a number outside its range or an unknown form.
     """
     _check(form, problem, setting, work)
     m, n, T, eps = setting.buffer_size, setting.num_clients, setting.rounds, setting.eps
     K, tau = work.max_steps, work.max_delay
     found = [
-        # The slack is for a mean of equal numbers that rounds below them.
+        # With slack: a mean of equal numbers may round below them.
         _at_most("K_max <= phi_1 (one K)", K, work.phi_1 * (1 + 1e-12), form),
         _at_most("m K^5 <= T", m * K**5, T, form),
         _at_most("tau <= (T/(m K))^(1/4)", tau, (T / (m * K)) ** 0.25, form),
@@ -289,7 +278,7 @@ def _at_most(name: str, left: float, right: float, form: Form) -> Condition:
 
 
 def _largest_divisor(problem: Problem, setting: Setting, form: Form) -> float:
-    """D, the most that sqrt(v_hat_t) + eps can be."""
+    """D, the largest possible sqrt(v_hat_t) + eps."""
     eps = setting.eps
     grown = 0.0 if form == "paper" else setting.rounds * (setting.local_lr * problem.G) ** 2
     return eps + math.sqrt(eps**2 + grown)
@@ -300,16 +289,11 @@ def _check(form: str, problem: Problem, setting: Setting, work: Work) -> None:
         raise ValueError(f"form: expected {', '.join(get_args(Form))}, found {form!r}")
     numbers = {**problem._asdict(), **setting._asdict(), **work._asdict()}
     for name, value in numbers.items():
-        kind = Integral if name in _WHOLE else Real
-        legal = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-        if not (legal and (value >= 0 if name in _MAY_BE_ZERO else value > 0)):
-            what = "an integer" if name in _WHOLE else "a number"
-            least = "from 0 on" if name in _MAY_BE_ZERO else "above 0"
-            raise ValueError(f"{name}: expected {what} {least}, found {value!r}")
+        positive = name not in _MAY_BE_ZERO
+        if name in _WHOLE:
+            check_whole(name, value, int(positive))
+        else:
+            check_number(name, value, above=positive)
     if setting.b1 >= 1:
         raise ValueError(f"b1: expected 0 <= b1 < 1, found {setting.b1}")
-    if setting.buffer_size > setting.num_clients:
-        raise ValueError(
-            f"buffer_size: expected at most the number of clients, {setting.num_clients}, found "
-            f"{setting.buffer_size}"
-        )
+    check_whole("buffer_size", setting.buffer_size, 1, setting.num_clients)

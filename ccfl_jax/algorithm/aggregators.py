@@ -15,8 +15,8 @@ def mean() -> Aggregate:
     .. math:: \Delta_t = \frac{1}{|S_t|} \sum_{i \in S_t} \Delta^i_{t-\tau_{t,i}}
 
     The paper divides by m because its buffer is always full; here the sum runs over the uploads
-    that count (present, with work done, finite throughout) and is divided by their number. With
-    nothing to average the pseudo-gradient is zero. Remembers nothing between rounds.
+    that count (present, with work done, finite throughout) and is divided by their number. Without
+    uploads the pseudo-gradient is zero. It has no state.
     """
 
     def init(params: Params) -> tuple[()]:

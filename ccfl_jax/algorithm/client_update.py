@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from ccfl_jax.algorithm import minibatches, tree_util
-from ccfl_jax.algorithm.types import Batch, Normalise, Params, Task, WorkUnit
+from ccfl_jax.algorithm.types import Array, Batch, Normalise, Params, Task, WorkUnit
 
-# The key of a visit, named streams: a new consumer takes a new number and moves no other.
+# Streams of a visit's key: a new consumer takes a new number, so the others draw the same.
 _DRAW_STREAM, _LOSS_STREAM = range(2)
 
 
@@ -25,13 +25,13 @@ class Client(NamedTuple):
     """
 
     arrays: Batch
-    indices: jax.Array
-    start: jax.Array
-    size: jax.Array
+    indices: Array
+    start: Array
+    size: Array
 
 
 class LocalInfo(NamedTuple):
-    """What one client's work looked like.
+    """What one client did in one round.
 
     Attributes:
         steps: int32 scalar, K_{t,i}, local steps taken.
@@ -47,7 +47,7 @@ class LocalInfo(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
-LocalFn = Callable[[Params, Client, jax.Array, jax.Array], tuple[Params, LocalInfo]]
+LocalFn = Callable[[Params, Client, Array, jax.Array], tuple[Params, LocalInfo]]
 
 
 def build_local(
@@ -94,7 +94,7 @@ def build_local(
     init, descend = _stepper(task, optimiser)
 
     def local(
-        start: Params, client: Client, work: jax.Array, key: jax.Array
+        start: Params, client: Client, work: Array, key: jax.Array
     ) -> tuple[Params, LocalInfo]:
         size = jnp.maximum(client.size, 1)  # an empty client takes no step, but may not divide by 0
         steps = count_steps(work, client.size, batch_size, work_unit)
@@ -124,12 +124,10 @@ def _gather(array: jax.Array, rows: jax.Array) -> jax.Array:
     return array.reshape(len(array), -1)[rows].reshape(*rows.shape, *array.shape[1:])
 
 
-def count_steps(
-    work: jax.Array, size: jax.Array, batch_size: int, work_unit: WorkUnit
-) -> jax.Array:
+def count_steps(work: Array, size: Array, batch_size: int, work_unit: WorkUnit) -> jax.Array:
     """K_{t,i}, local steps: work ceil(n_i / B) for epochs, work for steps, 0 without samples."""
     if work_unit == "epochs":
-        return work * minibatches.steps_per_epoch(size, batch_size)
+        return jnp.asarray(work * minibatches.steps_per_epoch(size, batch_size))
     return jnp.where(size > 0, work, 0)
 
 
@@ -142,10 +140,10 @@ def _stepper(
     """
     plain = not isinstance(optimiser, optax.GradientTransformation)
     if plain and task.descend is not None:
-        rate = optimiser
+        sgd, rate = task.descend, optimiser
 
         def descend_as_task(params: Params, state: Any, *batch: Any) -> tuple:
-            *seen, params = task.descend(params, *batch, rate)
+            *seen, params = sgd(params, *batch, rate)
             return seen, params, state
 
         return lambda params: (), descend_as_task
@@ -154,7 +152,7 @@ def _stepper(
     def both(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> tuple:
         return task.loss(params, batch, mask, key), task.metrics(params, batch, mask)
 
-    # From one pass where that is possible: XLA does not always see that two are the same.
+    # From one pass where possible: XLA does not always see that two passes are equal.
     observe = jax.value_and_grad(task.observe or both, has_aux=True)
 
     def descend(params: Params, state: Any, *batch: Any) -> tuple:
@@ -196,7 +194,7 @@ def _divisor(
     normalise: str,
     work_unit: str,
     steps: jax.Array,
-    work: jax.Array,
+    work: Array,
     size: jax.Array,
     batch_size: int,
 ) -> jax.Array | float:

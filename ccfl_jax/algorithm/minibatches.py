@@ -1,4 +1,4 @@
-"""Which of a client's own samples form which batch: functions of a key, nothing stored.
+"""Minibatches: which of a client's samples form which batch, as functions of a PRNG key.
 
 Positions count within the client, 0 <= position < size. Nothing is padded to the largest client and
 no permutation is kept, so clients of any size, and any number of them, cost the same per step.
@@ -6,6 +6,8 @@ no permutation is kept, so clients of any size, and any number of them, cost the
 
 import jax
 import jax.numpy as jnp
+
+from ccfl_jax.algorithm.types import Array
 
 # One sample's place differs from uniform by about sqrt(size) / 2**(rounds / 2): nothing visible.
 _SHUFFLE_ROUNDS = 48
@@ -28,7 +30,7 @@ def epoch_batch(
     An epoch has ceil(size / B) steps; its last batch may be short and is then padded.
 
     Args:
-        seeds: uint32 `[2]`, those of the client in its round, by `shuffle_seeds`.
+        seeds: uint32 `[2]`, of the client in this round, by `shuffle_seeds`.
         step: int32 scalar, counted from the start of the round.
         size: int32 scalar, the client's samples, at least 1.
         batch_size: B.
@@ -56,7 +58,7 @@ def random_batch(
     return positions, jnp.ones((batch_size,), bool)
 
 
-def steps_per_epoch(size: jax.Array, batch_size: int) -> jax.Array:
+def steps_per_epoch(size: Array, batch_size: int) -> Array:
     """ceil(size / B): the last short batch is kept."""
     return -(-size // batch_size)
 
@@ -65,8 +67,8 @@ def permute(seeds: jax.Array, position: jax.Array, size: jax.Array) -> jax.Array
     """Entries `position` of a random permutation of 0..size-1 that is a function of `seeds`.
 
     The swap-or-not shuffle (Hoang, Morris, Rogaway, CRYPTO 2012): in each of its rounds position x
-    and its mirror image (c - x) mod size change places, or do not, by a coin that the two share. So
-    it is a permutation after every round, and is worked out for the asked positions alone.
+    and its mirror image (c - x) mod size are swapped or not, by a coin that the two share. So
+    it is a permutation after every round, and only the positions needed are computed.
 
     Args:
         seeds: uint32 `[2]`.

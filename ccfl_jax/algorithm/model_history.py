@@ -1,7 +1,7 @@
 """History: the past global models that stale clients start from, in slots.
 
-Which slot holds x_t is said by a plan of the schedule (`Schedule.planned`), or without one by the
-special case of a ring (`ring_slot`), which holds the last ones.
+A schedule's plan (`Schedule.planned`) says which history slot holds x_t; without a plan the history
+is a ring of the last models (`ring_slot`).
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ccfl_jax.algorithm import tree_util
-from ccfl_jax.algorithm.types import Params
+from ccfl_jax.algorithm.types import Array, Params
 from ccfl_jax.checks import check_whole
 
 
@@ -28,7 +28,7 @@ class History(NamedTuple):
 
 
 def init(params: Params, history_length: int) -> History:
-    """A history that holds x_0, in slot 0, and room for `history_length` models in all.
+    """A history of `history_length` slots that holds x_0, in slot 0.
 
     Raises:
         ValueError: if `history_length` is not an integer >= 1.
@@ -42,30 +42,29 @@ def init(params: Params, history_length: int) -> History:
 
 
 def first_versions(history_length: int) -> np.ndarray:
-    """Which versions a history holds before round 0: x_0 in slot 0."""
+    """int32 `[history_length]`: the versions before round 0, x_0 in slot 0."""
     return np.where(np.arange(history_length) == 0, 0, -1).astype(np.int32)
 
 
 def length(history: History) -> int:
-    """How many models the history can hold."""
+    """The number of history slots."""
     return history.version.shape[0]
 
 
 def ring_slot(version: jax.Array, history_length: int) -> jax.Array:
-    """The slot of x_v, v = `version`, in a ring: v mod history_length, in the place of the oldest.
+    """The history slot of x_v, v = `version`, in a ring: v mod history_length, that of the oldest.
 
-    In round t it holds x_{t-s} for 0 <= s <= min(t, history_length - 1): what is older is
-    overwritten, what would be younger than x_0 was never written. `run.check_schedule` refuses
-    any other staleness before a run.
+    In round t it holds x_{t-s} for 0 <= s <= min(t, history_length - 1): older ones are
+    overwritten, and there is none before x_0. `run.check_schedule` refuses any other staleness.
     """
     return version % history_length
 
 
-def read(history: History, slot: jax.Array) -> Params:
-    """The model in a slot, 0 <= slot < history_length."""
+def read(history: History, slot: Array) -> Params:
+    """The model in a history slot, 0 <= slot < history_length."""
     return tree_util.read(history.models, slot)
 
 
-def write(history: History, slot: jax.Array, params: Params, version: jax.Array) -> History:
-    """The history with x_v in a slot; one of `history_length` on is none: nothing changes."""
+def write(history: History, slot: Array, params: Params, version: jax.Array) -> History:
+    """The history with x_v in a history slot; unchanged where slot >= history_length."""
     return History(*tree_util.write(tuple(history), slot, (params, jnp.asarray(version))))

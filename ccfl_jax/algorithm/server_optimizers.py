@@ -18,30 +18,31 @@ it `hyperparam_dtype=jnp.float32`, or b2 = 0.999 becomes 1.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Params
 
 Scalar = float | jax.Array
-_LEAST = 1.2e-38  # what is smaller XLA takes for 0 in float32
+_LEAST = 1.2e-38  # XLA flushes smaller float32 numbers to 0
 
 
 class ScaleByCCState(NamedTuple):
     """State of the adaptive server rules.
 
     Attributes:
-        count: int32 scalar, server updates made so far; no rule uses it, runs are checked by it.
+        count: int32 scalar, server updates so far; no rule uses it, runs are checked by it.
         mu: the momentum m_t, like the parameters.
         nu: v_t of CC-FedAMS, like the parameters; `()` for the other rules.
         nu_hat: the accumulator under the root, like the parameters.
     """
 
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride], as in optax
     mu: Params
     nu: Params
     nu_hat: Params
@@ -142,7 +143,7 @@ def cc_fedavgm(
         return optax.TraceState(trace=_full_like(params, 0.0))
 
     def update(
-        updates: Params, state: optax.TraceState, params: Params | None = None
+        updates: Params, state: Any, params: Params | None = None
     ) -> tuple[Params, optax.TraceState]:
         del params
         mu = jax.tree.map(lambda d, m: _ema(d.astype(m.dtype), m, b1), updates, state.trace)
@@ -193,7 +194,7 @@ def cc_fedams(
 def adaptive_share(state: optax.OptState, eps: Scalar) -> jax.Array:
     r"""Share of the coordinates with :math:`\sqrt{\hat v_t} > \epsilon`: where the rule adapts.
 
-    Near 0 the step is that of momentum with rate eta / eps everywhere, whatever the method's name.
+    Where it is near 0 the method is momentum with rate eta / eps, whatever its name.
 
     Args:
         state: an optax state that holds a `ScaleByCCState`, as those of `cc_fedadagrad`,
@@ -207,7 +208,7 @@ def adaptive_share(state: optax.OptState, eps: Scalar) -> jax.Array:
     roots = [node.nu_hat for node in nodes if isinstance(node, ScaleByCCState)]
     above = [(jnp.sqrt(h) > eps).mean(dtype=jnp.float32) * h.size for h in jax.tree.leaves(roots)]
     size = sum(h.size for h in jax.tree.leaves(roots))
-    return sum(above) / size if size else jnp.float32(jnp.nan)
+    return jnp.asarray(sum(above) / size if size else jnp.nan, jnp.float32)
 
 
 def _scale_by_cc(
@@ -237,7 +238,7 @@ def _scale_by_cc(
         )
 
     def update(
-        updates: Params, state: ScaleByCCState, params: Params | None = None
+        updates: Params, state: Any, params: Params | None = None
     ) -> tuple[Params, ScaleByCCState]:
         del params
         delta = jax.tree.map(lambda d, m: d.astype(m.dtype), updates, state.mu)
@@ -268,10 +269,10 @@ def _scale_by_learning_rate(
 
 
 def _check(name: str, value: Scalar, below: float = float("inf")) -> None:
-    """Refuses a concrete number outside [0, below); what is traced cannot be looked at."""
+    """Raises ValueError for a concrete number outside [0, below); traced ones are not checked."""
     if not _traced(value) and not 0.0 <= float(value) < below:
         raise ValueError(f"{name}: expected 0 <= {name} < {below}, found {value}")
 
 
 def _traced(value: Scalar) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)

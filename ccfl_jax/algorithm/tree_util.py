@@ -5,22 +5,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ccfl_jax.algorithm.types import Array
+
 
 def select(condition: jax.Array, on_true: Any, on_false: Any) -> Any:
     """Takes every leaf of `on_true` where the bool scalar `condition` holds, else of `on_false`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), on_true, on_false)
 
 
-def read(stack: Any, index: jax.Array) -> Any:
+def read(stack: Any, index: Array) -> Any:
     """Entry `index` of a tree whose leaves are stacked along a leading axis `[n, ...]`."""
     return jax.tree.map(lambda a: a[index], stack)
 
 
-def write(stack: Any, index: jax.Array, entry: Any) -> Any:
-    """The stacked tree `[n, ...]` with entry `index` replaced; none where index >= n."""
+def write(stack: Any, index: Array, entry: Any) -> Any:
+    """The stacked tree `[n, ...]` with entry `index` replaced; unchanged where index >= n."""
 
     def put(a: jax.Array, b: jax.Array) -> jax.Array:
-        return a.at[index].set(b.astype(a.dtype), mode="drop")  # clamped, it would hit the last one
+        return a.at[index].set(b.astype(a.dtype), mode="drop")  # the default clamps to the last
 
     return jax.tree.map(put, stack, entry)
 
@@ -31,7 +33,7 @@ def at_least_float32(dtype: Any) -> Any:
 
 
 def at_least_int32(a: jax.Array) -> jax.Array:
-    """Shorter integers, and unsigned ones, as int32; what that cannot hold is its largest number.
+    """Shorter and unsigned integers as int32; larger numbers become its maximum.
 
     In the array's own dtype 255 and -1, or 256 and 0, may be the same.
     """
@@ -44,7 +46,7 @@ def at_least_int32(a: jax.Array) -> jax.Array:
 
 def all_finite(entry: Any) -> jax.Array:
     """bool scalar: whether a tree has finite numbers only."""
-    # By the greatest number, nan if there is one: XLA for CPUs writes an array of bools otherwise.
+    # By the maximum, nan if there is one: XLA for CPUs writes an array of bools otherwise.
     greatest = [jnp.abs(a).max(initial=0) for a in jax.tree.leaves(entry)]
     return jnp.array([jnp.isfinite(a) for a in greatest], bool).all()
 
@@ -52,7 +54,7 @@ def all_finite(entry: Any) -> jax.Array:
 def masked_sum(stack: Any, mask: jax.Array) -> Any:
     """Sum over the entries of a stacked tree `[n, ...]` where `mask` (bool `[n]`) holds.
 
-    Entries are selected, not multiplied by zero, so what is left out may hold nan.
+    Entries are selected, not multiplied by zero, so those left out may hold nan.
     """
 
     def total(a: jax.Array) -> jax.Array:

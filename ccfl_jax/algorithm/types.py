@@ -1,18 +1,20 @@
-"""The shapes that the rooms agree on: type aliases, `Task` and `Aggregate`."""
+"""Types of the whole package: aliases, `Task` and `Aggregate`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
+Array = jax.Array | np.ndarray
 Params = Any  # a pytree of arrays: one model
-Batch = dict[str, jax.Array]  # gathered rows, each array [B, ...]
+Batch = Mapping[str, Any]  # name -> array [B, ...], gathered rows
 WorkUnit = Literal["epochs", "steps"]  # what a schedule's work counts
 Normalise = Literal["steps", "epochs", "none"]  # what an upload is divided by
 
 
 class Task(NamedTuple):
-    """What is learnt: pure functions, written for one model and one batch; three are enough.
+    """The learning problem: pure functions of one model and one batch; the first three are needed.
 
     Attributes:
         init: `init(key) -> params`.
@@ -38,10 +40,10 @@ class Aggregate(NamedTuple):
     """How m uploads become one pseudo-gradient, adding up so that no upload has to be kept.
 
     Attributes:
-        init: `init(params) -> memory`, what the aggregator remembers between rounds.
+        init: `init(params) -> memory`, the aggregator's state between rounds.
         start: `start(params) -> total`, zeros to add to; totals of devices are summed leaf by leaf.
         add: `add(total, uploads, counted) -> total`; leaves of `uploads` are `[lanes, ...]`,
-            `counted` is bool `[lanes]`: what is not counted may hold anything.
+            `counted` is bool `[lanes]`; uploads that are not counted may hold anything, nan too.
         finish: `finish(total, participants, memory) -> (pseudo_gradient, memory)`; `participants`
             is the int32 number of uploads counted.
     """

@@ -1,6 +1,6 @@
-"""Who is available when: models of clients that come and go, on a virtual clock in seconds.
+"""Availability: models of when each client is available, on a virtual clock in seconds.
 
-A model is a function from a seed to blocks of changes, each made for all clients at once.
+A model is a function from a seed to blocks of changes, each of all clients.
 """
 
 import itertools
@@ -24,19 +24,19 @@ from ccfl_jax.clock.availability_events import (
 )
 from ccfl_jax.clock.availability_windows import Windows, check_windows, repeating
 
-# One generator each, named by four letters: no other part of a run draws from them.
+# One generator each, the ASCII codes of four letters: no other part of a run draws from them.
 _BERNOULLI_STREAM, _MARKOV_STREAM = 0x4245524E, 0x4D41524B
 _HOUR = 3600.0
 _INSTANT = 1e-6
 
 
 class Availability(NamedTuple):
-    """A model of who is available when.
+    """A model of when each client is available.
 
     Attributes:
         num_clients: n; clients are 0..n-1.
-        changes: of a seed, 0..2**32-1: endless blocks that follow each other from time 0 on. Before
-            0 everybody is away, so those who are there at 0 come at 0.
+        changes: of a seed, 0..2**32-1: endless consecutive blocks from time 0 on. Before 0 no
+            client is available, so those available at 0 have a change at 0.
     """
 
     num_clients: int
@@ -44,7 +44,7 @@ class Availability(NamedTuple):
 
 
 def always(num_clients: int) -> Availability:
-    """Everybody, from 0 on; FedAvg's setting, and the paper's."""
+    """All clients, from 0 on; FedAvg's setting, and the paper's."""
     check_whole("num_clients", num_clients, 1, 2**31 - 1)
     none = np.zeros(0)
     return _replay(np.ones(num_clients, np.bool_), (none.astype(int), none, none > 0), none)
@@ -58,7 +58,7 @@ def bernoulli(num_clients: int, p: PerClient, period: float) -> Availability:
 
     Args:
         num_clients: n.
-        p: [clients] or one for all, 0 to 1, above 0 for somebody.
+        p: [clients] or one for all, 0 to 1, above 0 for at least one.
         period: seconds, 0.001 to 1e12.
 
     Raises:
@@ -92,8 +92,8 @@ def cyclic(
     Args:
         num_clients: n.
         period: [clients] or one for all, seconds, 0.001 to 1e12.
-        on: the same, 0.001 to period; what is left of the period is nothing or at least 0.001.
-        phase: the same, -1e12 to 1e12: how far into its cycle a client is at 0.
+        on: the same, 0.001 to period; the rest of the period is 0 or at least 0.001.
+        phase: the same, -1e12 to 1e12: a client's place in its cycle at 0.
 
     Raises:
         ValueError: an argument is not as described.
@@ -109,7 +109,7 @@ def cyclic(
             f"period of {period[wrong[0]]}"
         )
     into = np.mod(phase, period)
-    into[into == period] = 0.0  # rounding makes that of a phase just below 0
+    into[into == period] = 0.0  # the rounded value for a phase just below 0
     client = np.flatnonzero(on < period)
     comes = (period - into)[client]
     goes = np.where(into < on, on - into, period - (into - on))[client]
@@ -120,8 +120,8 @@ def cyclic(
 def diurnal(zones: np.ndarray, start: PerClient = 22.0, hours: PerClient = 8.0) -> Availability:
     """Once a day: client c is available if (t / 3600 + zones[c] - start[c]) mod 24 < hours[c].
 
-    t / 3600 + zone is the local hour: it is midnight UTC at 0. The defaults, from ten at night to
-    six, are no paper's: when phones meet FLASH's condition of charging, locked, and on wifi.
+    t / 3600 + zone is the local hour; time 0 is midnight UTC. The defaults, 22 to 6 o'clock, are
+    from no paper: when phones meet FLASH's condition of charging, locked, and on wifi.
 
     Args:
         zones: [clients], hours ahead of UTC, -24 to 24.
@@ -144,9 +144,9 @@ def markov(num_clients: int, mean_on: PerClient, mean_off: PerClient) -> Availab
 
     It starts in its stationary law: at every t it is available with probability q = mean_on /
     (mean_on + mean_off), and the covariance of its availability at s and at t is
-    q (1 - q) exp(-|t - s| (1 / mean_on + 1 / mean_off)). The plainest model with a memory, and no
-    paper's. Departure: a microsecond is added to each holding time, so that no two changes of a
-    client coincide.
+    q (1 - q) exp(-|t - s| (1 / mean_on + 1 / mean_off)). The simplest model with correlation in
+    time, from no paper. Departure: a microsecond is added to each holding time, so that no two
+    changes of a client coincide.
 
     Args:
         num_clients: n.
@@ -168,7 +168,7 @@ def markov(num_clients: int, mean_on: PerClient, mean_off: PerClient) -> Availab
         parts = [(np.zeros(state.sum()), np.flatnonzero(state), state[state])]
         for number in itertools.count():
             begin, end = number * length, (number + 1) * length
-            # The exponential law has no memory: what is left of a holding time is drawn anew.
+            # The exponential law is memoryless: the rest of a holding time is drawn anew.
             parts += _holding_times(rng, state, begin, end, np.array([on, off]))
             yield in_order(end, *map(np.concatenate, zip(*parts, strict=True)))
             parts = []
@@ -179,9 +179,9 @@ def markov(num_clients: int, mean_on: PerClient, mean_off: PerClient) -> Availab
 def windows(
     client: np.ndarray, start: np.ndarray, stop: np.ndarray, period: np.ndarray
 ) -> Availability:
-    """A trace, each client's replayed modulo its own period; the arguments are those of `Windows`.
+    """A trace, each client's replayed modulo its own period; arguments as in `Windows`.
 
-    FedScale replays its devices' hours on the charger so, modulo their `finish_time`.
+    FedScale replays its devices' charging hours in this way, modulo their `finish_time`.
 
     Raises:
         ValueError: as `check_windows`.
@@ -191,11 +191,11 @@ def windows(
 
 
 def by_label(labels: np.ndarray, num_labels: int, period: float) -> Availability:
-    """Each label has its part of the period, one after the other.
+    """The labels take turns: each has one part of the period.
 
-    Client c is available if floor(L (t mod period) / period) = labels[c], L = `num_labels`: who is
-    there and what data they hold change together, as where both go with the time zone. No paper's:
-    MIFA's probabilities that grow with the label, but in time.
+    Client c is available if floor(L (t mod period) / period) = labels[c], L = `num_labels`:
+    availability and data change together, as where both depend on the time zone. From no paper:
+    like MIFA's probabilities that grow with the label, but in time.
 
     Args:
         labels: integers [clients], 0 to L - 1: each client's main label.
@@ -223,11 +223,11 @@ def by_label(labels: np.ndarray, num_labels: int, period: float) -> Availability
 def masks(
     availability: Availability, seed: int, rounds: int, seconds: float
 ) -> Iterator[np.ndarray]:
-    """Who is available at 0, seconds, 2 seconds, ...: a bool [clients] of its own for each round.
+    """The clients available at 0, seconds, 2 seconds, ...: a new bool [clients] for each round.
 
     Raises:
-        ValueError: for a seed that is none, a negative number of rounds, or seconds that are not
-            finite and above 0.
+        ValueError: for a seed outside 0..2**32-1, a negative number of rounds, or seconds that are
+            not finite and above 0.
     """
     check_whole("rounds", rounds, 0, 2**31 - 1)
     check_number("seconds", seconds, 0.0, LONGEST, above=True)
@@ -245,7 +245,7 @@ def _masks(
             state[block.client[at:]] = block.available[at:]
             block, at = next(blocks), 0
         until = np.searchsorted(block.time, now, side="right")
-        # Of a client's several changes the last one stays, as NumPy assigns in order.
+        # A client's last change holds, as NumPy assigns in order.
         state[block.client[at:until]] = block.available[at:until]
         at = until
         yield state.copy()
@@ -254,9 +254,9 @@ def _masks(
 def _holding_times(
     rng: np.random.Generator, state: np.ndarray, begin: float, end: float, mean: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Times, clients and new states in [begin, end), in parts; `state` moves with them."""
+    """Times, clients and new states in [begin, end), in parts; `state` is updated in place."""
     now, due, count = np.full(len(state), begin), np.arange(len(state)), 4
-    while due.size:  # twice as many draws each time, for those that have not reached the end
+    while due.size:  # twice as many draws each time, for clients that have not reached the end
         held = state[due] ^ (np.arange(count) % 2 == 1)[:, None]  # states follow each other
         draws = rng.exponential(np.where(held, *mean[:, due]))
         times = now[due] + np.cumsum(draws + _INSTANT, axis=0)

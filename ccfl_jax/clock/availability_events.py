@@ -1,7 +1,7 @@
-"""Blocks of changes: who comes and who goes on a virtual clock, in seconds.
+"""Availability events: blocks of the changes of clients' availability, in seconds.
 
-A block holds about 100,000 changes of all clients, or covers a day or a cycle; how long it is
-follows from the model, so a seed always gives the same blocks.
+A block holds about 100,000 changes of all clients, or covers a day or a cycle; its length follows
+from the model alone, so a seed always gives the same blocks.
 """
 
 import itertools
@@ -13,18 +13,18 @@ import numpy as np
 PerClient = float | np.ndarray  # one for all, or [clients]
 DAY = 86_400.0
 BLOCK = 100_000
-# Float64 tells a millisecond apart up to the longest period: a client's changes keep their order.
+# Float64 resolves a millisecond up to the longest period, so a client's changes keep their order.
 SHORTEST, LONGEST = 1e-3, 1e12
 
 
 class Changes(NamedTuple):
-    """What changes in [end of the block before, `end`), sorted by time and then by client.
+    """The changes in [end of the block before, `end`), sorted by time and then by client.
 
-    Only what changes is listed, and at most one change per client and time. From `time` on, that
-    moment included, the client is available or it is not.
+    At most one change per client and time. From `time` on, inclusive, the client is available or
+    it is not.
 
     Attributes:
-        end: where the block ends, seconds; the first one begins at 0.
+        end: seconds, the end of the block; the first block begins at 0.
         time: float64 [changes], seconds.
         client: int32 [changes].
         available: bool [changes].
@@ -39,10 +39,10 @@ class Changes(NamedTuple):
 def replay(
     initially: np.ndarray, rows: tuple[np.ndarray, np.ndarray, np.ndarray], period: np.ndarray
 ) -> Iterator[Changes]:
-    """Endless blocks of changes that come again and again.
+    """Endless blocks of periodic changes.
 
     Args:
-        initially: bool `[clients]`, who comes at 0.
+        initially: bool `[clients]`, the clients available at 0.
         rows: client, offset in seconds (0 < offset <= period) and whether available from then on,
             each `[rows]`: a change at k period[client] + offset for k = 0, 1, ... A client's rows
             alternate.
@@ -54,7 +54,7 @@ def replay(
     there = np.flatnonzero(initially)
     for number in itertools.count():
         begin, end = number * length, (number + 1) * length
-        # A turn more than can be needed on either side; the times decide.
+        # One period more than needed on either side; `inside` decides.
         turn = np.maximum(np.floor((begin - offset) / cycle), 0.0)
         turns = np.maximum(np.ceil((end - offset) / cycle) - turn + 1, 0).astype(np.int64)
         row = np.repeat(np.arange(len(client)), turns)
@@ -68,7 +68,7 @@ def replay(
 
 
 def in_order(end: float, time: np.ndarray, client: np.ndarray, available: np.ndarray) -> Changes:
-    """The block of these changes."""
+    """The block of these changes, sorted."""
     order = np.lexsort((client, time))
     return Changes(end, time[order], client[order].astype(np.int32), available[order])
 
@@ -76,7 +76,7 @@ def in_order(end: float, time: np.ndarray, client: np.ndarray, available: np.nda
 def block_length(rate: np.ndarray, cycle: np.ndarray) -> float:
     """Seconds of a block, from each row's changes a second and the seconds of its cycle.
 
-    A large model's block has more changes, as every row is looked at for each block.
+    With many rows a block has more changes, as each block goes through all rows.
     """
     longest = max(DAY, cycle.max(initial=0.0))
     return float(min(longest, max(BLOCK, len(rate) / 4) / max(rate.sum(), 1e-300)))
@@ -88,7 +88,7 @@ def per_client(
     """`value`, a number or an array of one for each client, as float64 `[num_clients]`.
 
     Raises:
-        ValueError: with `name`, for another shape, or what is no number from `least` to `most`.
+        ValueError: with `name`, for another shape, or values outside [least, most].
     """
     array = np.asarray(value)
     shapes = (), (num_clients,)

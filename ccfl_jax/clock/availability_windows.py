@@ -1,4 +1,4 @@
-"""Windows: a trace, when each client is available, replayed modulo its own period."""
+"""Availability windows: a trace of when each client is available, replayed periodically."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class Windows(NamedTuple):
         client: integers [windows], each 0..clients-1, in any order; a client may have no window.
         start: [windows], seconds, 0 <= start.
         stop: [windows], seconds, start < stop <= period[client].
-        period: [clients], seconds, 0.001 to 1e12: after that long a client's trace begins anew.
+        period: [clients], seconds, 0.001 to 1e12: a client's trace repeats after it.
     """
 
     client: np.ndarray
@@ -24,7 +24,7 @@ class Windows(NamedTuple):
 
 
 def check_windows(trace: Windows) -> Windows:
-    """The trace, sorted by client and start, with float64 seconds, if it is one.
+    """The checked trace, sorted by client and start, with float64 seconds.
 
     Raises:
         ValueError: shapes, types or values are not as `Windows` describes; there is no window at
@@ -65,16 +65,16 @@ def check_windows(trace: Windows) -> Windows:
 
 
 def repeating(trace: Windows) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """What `changes.replay` takes, besides the period, of a trace that `check_windows` returned."""
+    """The first two arguments of `replay`, from a trace that `check_windows` returned."""
     client, start, stop, period = trace
-    # Where one window ends and the next begins, over the turn of the period too, nothing changes.
+    # Where windows meet, at the end of the period too, nothing changes.
     meets_next = np.append((client[1:] == client[:-1]) & (start[1:] == stop[:-1]), False)
     initially, to_the_end = np.zeros((2, len(period)), np.bool_)
     initially[client[start == 0]] = True
     to_the_end[client[stop == period[client]]] = True
-    turns = (initially & to_the_end)[client]
-    comes = ~np.roll(meets_next, 1) & ~((start == 0) & turns)
-    goes = ~meets_next & ~((stop == period[client]) & turns)
+    wraps = (initially & to_the_end)[client]
+    comes = ~np.roll(meets_next, 1) & ~((start == 0) & wraps)
+    goes = ~meets_next & ~((stop == period[client]) & wraps)
     comes_at = np.where(start == 0, period[client], start)[comes]
     who = np.append(client[comes], client[goes])
     what = np.repeat([True, False], [comes.sum(), goes.sum()])

@@ -1,7 +1,7 @@
-"""The event clock: devices, availability and a server's buffer, played through to a `Schedule`.
+"""The event clock: devices, availability and a server's buffer, simulated to a `Schedule`.
 
-Who starts when, how long it takes and what the server does with it is decided here, on the host,
-before anything is trained; the schedule can then be trained under any server optimiser.
+Which client starts when, how long its task takes and in which round its upload is used is decided
+here, on the host, before training; the schedule can then be run with any server optimiser.
 """
 
 import heapq
@@ -31,23 +31,24 @@ from ccfl_jax.schedules.schedule import Schedule
 Start = Literal["replace", "constant", "poisson"]
 OnTimeout = Literal["fire", "skip"]
 
-_FRUITLESS = 3 * 10**6  # moments without a round, after which none is expected
+_FRUITLESS = 3 * 10**6  # events without a round, after which no more is expected
 
 
 class Server(NamedTuple):
-    """What the server does, and when it lets a client start.
+    """When the server starts clients, and how it makes rounds of their uploads.
 
     Attributes:
         buffer_size: m, uploads that make a round.
-        concurrency: clients under way at most.
-        start: "replace": whenever fewer than `concurrency` are under way and somebody is there;
+        concurrency: clients that train at the same time, at most.
+        start: "replace": whenever fewer than `concurrency` clients train and one is idle;
             "constant", "poisson": `rate` times a second, evenly or as a Poisson process. Such a
-            start is lost, and counted as missed, where nobody is there or too many are under way.
+            start is lost, and counted as missed, without an idle client or with `concurrency`
+            clients training.
         rate: starts a second; None for "replace".
-        max_staleness: an upload staler than that is dropped when it arrives; None: none is.
-        timeout: seconds after which a round ends without m uploads; None: it waits.
-        on_timeout: "fire": a round of those that are there, the other slots stay empty; "skip":
-            they are dropped. With an empty buffer the server waits another `timeout`.
+        max_staleness: an upload with a larger staleness is dropped when it arrives; None: no limit.
+        timeout: seconds after which a round ends without m uploads; None: no limit.
+        on_timeout: "fire": a round of the uploads in the buffer, the other slots stay empty;
+            "skip": they are dropped. With an empty buffer the server waits another `timeout`.
     """
 
     buffer_size: int = 5
@@ -67,7 +68,7 @@ def clock_schedule(
     server: Server = Server(),  # noqa: B008, it cannot be changed
     work: Work = Work(),  # noqa: B008
 ) -> tuple[Schedule, EventLog]:
-    r"""Plays client-centric federated learning on a virtual clock.
+    r"""Simulates client-centric federated learning on a virtual clock.
 
     A client that starts at second a takes the newest model x_v, works, and uploads at
 
@@ -75,45 +76,44 @@ def clock_schedule(
               + \text{upload}_i + \text{extra}.
 
     The m-th upload in the buffer makes a round: it is round t, of second b, and its staleness is
-    s = t - v. Of what falls on one second, uploads come first, in the order in which they started;
-    then a time-out, then who comes and goes, then starts; and then once more from the beginning
-    where a start takes no time. So clients of equal speed, as many as the buffer holds, are never
-    stale. A client is chosen uniformly among those that are there and not under way; it may fill
-    two slots of a buffer one after the other. It ends what it has started even if it is no longer
-    available then, and its upload counts.
+    s = t - v. Events of one second come in this order: uploads, in the order of their starts; then
+    a time-out, then changes of availability, then starts; and again from the beginning where a task
+    takes no time. So m clients of equal speed are never stale. A client is chosen uniformly among
+    the idle ones, available and not training; it may fill two slots of a buffer one after the
+    other. It completes a task even if it becomes unavailable, and its upload counts.
 
-    A schedule of more rounds begins with that of fewer.
+    A longer schedule begins with the shorter one.
 
     Args:
         seed: 0..2**32-1, of choices, work, tasks and starts; the availability model's too.
         num_rounds: T, of the schedule.
-        devices: seconds that each client takes.
-        availability: which clients are there, and when.
+        devices: the seconds of each client's task.
+        availability: which clients are available, and when.
         server: buffer, starts, time-out.
-        work: how much each client does.
+        work: the local work of each task.
 
     Returns:
         The schedule with its `time`, and a log of every task.
 
     Raises:
-        ValueError: for a number out of range, arrays of unequal length, or where no round comes
-            any more: nobody is available, or everything is dropped.
+        ValueError: for a number out of range, arrays of unequal length, or if no further
+            round comes: no client is available, or every upload is dropped.
     """
     _check(seed, num_rounds, devices, availability, server, work)
     pool, task = Pool(availability.changes(seed)), task_sampling.tasks(seed, devices, work)
-    course = _Course(seed, num_rounds, server, pool, task)
-    while not course.is_over():
-        course.go_on()
-    log, duration = course.log()
-    schedule = made_schedule(log, np.array(course.time), server.buffer_size)
+    clock = _Clock(seed, num_rounds, server, pool, task)
+    while not clock.is_over():
+        clock.advance()
+    log, duration = clock.log()
+    schedule = made_schedule(log, np.array(clock.time), server.buffer_size)
     unit = "steps" if work.epoch_steps is None else "epochs"
     schedule = schedule.replace(num_clients=availability.num_clients, work_unit=unit)
     check_log(log, schedule, server.concurrency, duration)
     return schedule, log
 
 
-class _Course:
-    """Where the clock stands: tasks so far, those under way, the buffer."""
+class _Clock:
+    """The state of the simulation: tasks so far, those in training, the buffer."""
 
     def __init__(
         self,
@@ -132,26 +132,27 @@ class _Course:
         self.now, self.next_start = 0.0, 0.0 if self.gap is None else next(self.gap)
         self.tasks: list[tuple] = []  # client, start, version, work, duration
         self.fates: list[tuple[int, int]] = []  # and the round, of each task
-        self.under_way: list[tuple[float, int]] = []  # a heap: when it arrives, its number
+        self.training: list[tuple[float, int]] = []  # a heap: when it arrives, its number
         self.buffer: list[int] = []
         self.time: list[float] = []  # of each round
         self.missed = self.fruitless = 0
-        self.deadline = math.inf if server.timeout is None else server.timeout
+        self.timeout = math.inf if server.timeout is None else server.timeout
+        self.deadline = self.timeout
 
     def is_over(self) -> bool:
         """Whether all rounds are made."""
         return len(self.time) == self.num_rounds
 
-    def go_on(self) -> None:
-        """To the next second on which anything happens, and all that does."""
-        heap, pool = self.under_way, self.pool
+    def advance(self) -> None:
+        """Goes to the next second with an event, and handles all of that second."""
+        heap, pool = self.training, self.pool
         now = heap[0][0] if heap else math.inf
         now = min(now, pool.next, self.deadline if self.buffer else math.inf)
         if self.gap is not None:
             now = min(now, self.next_start)
         self._check_alive(now)
         self.now = now
-        if self.deadline < now:  # the buffer is empty: otherwise that would have been the next
+        if self.deadline < now:  # only with an empty buffer, whose deadline is no event
             self._wait_again()
         while heap and heap[0][0] == now and not self.is_over():
             self._arrive(heapq.heappop(heap)[1])
@@ -183,8 +184,7 @@ class _Course:
 
     def _wait(self) -> None:
         self.buffer.clear()
-        if self.server.timeout is not None:
-            self.deadline = self.now + self.server.timeout
+        self.deadline = self.now + self.timeout
 
     def _time_out(self) -> None:
         if self.buffer and self.server.on_timeout == "fire":
@@ -195,18 +195,18 @@ class _Course:
         self._wait()
 
     def _wait_again(self) -> None:
-        """The first deadline from now on, the time-outs before it having found nothing."""
-        late = math.ceil((self.now - self.deadline) / self.server.timeout)
-        self.deadline = max(self.deadline + late * self.server.timeout, self.now)
+        """The first deadline from now on: those before it found an empty buffer."""
+        late = math.ceil((self.now - self.deadline) / self.timeout)
+        self.deadline = max(self.deadline + late * self.timeout, self.now)
 
     def _start(self) -> None:
         pool, most = self.pool, self.server.concurrency
         if self.gap is None:
-            while pool.idle and len(self.under_way) < most:
+            while pool.idle and len(self.training) < most:
                 self._begin()
             return
         while self.next_start <= self.now:
-            if pool.idle and len(self.under_way) < most:
+            if pool.idle and len(self.training) < most:
                 self._begin()
             else:
                 self.missed += 1
@@ -218,7 +218,7 @@ class _Course:
         number = len(self.tasks)
         self.tasks.append((client, self.now, len(self.time), work, duration))
         self.fates.append((UNDERWAY, -1))
-        heapq.heappush(self.under_way, (self.now + duration, number))
+        heapq.heappush(self.training, (self.now + duration, number))
 
     def _check_alive(self, now: float) -> None:
         self.fruitless += 1
@@ -226,21 +226,26 @@ class _Course:
             raise ValueError(
                 "clock: expected a next round with this availability and these limits, found none "
                 f"from second {self.time[-1] if self.time else 0:g} to {self.now:g}, with "
-                f"{len(self.under_way)} clients under way and {len(self.buffer)} uploads in the "
+                f"{len(self.training)} clients training and {len(self.buffer)} uploads in the "
                 "buffer"
             )
 
     def log(self) -> tuple[EventLog, np.ndarray]:
-        """The tasks, and how long each takes."""
+        """The log, and the duration of each task, float64 `[tasks]`."""
         columns = zip(*self.tasks, strict=True) if self.tasks else [()] * 5
         client, start, version, work, duration = columns
         fate, rounds = zip(*self.fates, strict=True) if self.fates else [()] * 2
         start, duration = np.array(start, np.float64), np.array(duration, np.float64)
-        whole = [np.array(a, np.int32) for a in (client, version, work, rounds)]
         log = EventLog(
-            whole[0], start, start + duration, *whole[1:3], np.array(fate, np.int8), whole[3],
-            self.missed,
-        )  # fmt: skip
+            client=np.array(client, np.int32),
+            start=start,
+            stop=start + duration,
+            version=np.array(version, np.int32),
+            work=np.array(work, np.int32),
+            fate=np.array(fate, np.int8),
+            round=np.array(rounds, np.int32),
+            missed=self.missed,
+        )
         return log, duration
 
 

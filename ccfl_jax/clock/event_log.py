@@ -1,7 +1,7 @@
-"""What happened on the clock: every task, what became of it, and the schedule that it makes."""
+"""Event log: every task on the virtual clock, its fate, and the schedule of the used ones."""
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,13 +31,13 @@ class EventLog(NamedTuple):
     Attributes:
         client: int32.
         start: float64, seconds; when it took the model.
-        stop: float64, seconds; when its upload arrives, for one under way will arrive.
+        stop: float64, seconds; when its upload arrives, or would arrive after the last round.
         version: int32, v: the model was x_v.
         work: int32, local epochs or steps.
         fate: int8, `USED` in a round; dropped as `STALE`, or as `TIMED_OUT` where a time-out
-            emptied the buffer; `UNDERWAY` at the end, or in a buffer that is not full by then.
+            emptied the buffer; `UNDERWAY` if still training, or in an unfilled buffer, at the end.
         round: int32, the round it is used in; -1 for the others.
-        missed: starts of a rate for which nobody was there or too many were under way.
+        missed: starts of a rate without an idle client, or with `concurrency` clients training.
     """
 
     client: np.ndarray
@@ -50,22 +50,24 @@ class EventLog(NamedTuple):
     missed: int
 
     def counts(self) -> dict[str, int]:
-        """How many tasks are `used`, `stale`, `timed out` and `under way`."""
+        """The number of tasks of each fate: `used`, `stale`, `timed out` and `under way`."""
         found = np.bincount(self.fate, minlength=len(FATES))
         return dict(zip(FATES, found.tolist(), strict=True))
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes it to `path` as npz, whole or not at all: its arrays, and `missed` as an int64."""
-        arrays = {name: np.asarray(getattr(self, name), dtype) for name, dtype in _DTYPES.items()}
+        arrays: dict[str, Any] = {
+            name: np.asarray(getattr(self, name), dtype) for name, dtype in _DTYPES.items()
+        }
         write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 
     @staticmethod
     def load(path: str | os.PathLike) -> "EventLog":
-        """Reads what `save` wrote; never unpickles.
+        """Reads a file that `save` wrote; never unpickles.
 
         Raises:
             OSError: if it cannot be read.
-            ValueError: if it is not such a file.
+            ValueError: if it is no log file.
         """
         with naming(path):
             arrays = read_npz(path, [*_DTYPES])
@@ -79,11 +81,14 @@ class EventLog(NamedTuple):
                 raise ValueError("start, stop: expected finite seconds, found others")
             if not np.isin(arrays["fate"], range(len(FATES))).all():
                 raise ValueError(f"fate: expected 0 to {len(FATES) - 1}, found others")
-        whole = {name: arrays[name].astype(dtype) for name, dtype in _DTYPES.items()}
-        return EventLog(**whole)._replace(missed=int(arrays["missed"]))
+        whole: dict[str, Any] = {
+            name: arrays[name].astype(dtype) for name, dtype in _DTYPES.items()
+        }
+        whole["missed"] = int(whole["missed"])
+        return EventLog(**whole)
 
     def makes(self, schedule: Schedule) -> bool:
-        """Whether these are the tasks of a schedule."""
+        """Whether `schedule` was made from these tasks."""
         (total, slots), used = schedule.client.shape, self.fate == USED
         within = (self.round >= 0) & (self.round < total)
         if schedule.time is None or not np.array_equal(used, within):
@@ -96,8 +101,8 @@ class EventLog(NamedTuple):
 def made_schedule(log: EventLog, time: np.ndarray, slots: int) -> Schedule:
     """The schedule of the rounds that ended at `time`, `[rounds]`, from the tasks used in them.
 
-    A round's slots are filled in the order in which its uploads arrived: of one second those that
-    started first.
+    A round's slots are filled in the order in which its uploads arrive; those of one second in the
+    order of their starts.
     """
     used = np.flatnonzero(log.fate == USED)
     used = used[np.lexsort((used, log.stop[used], log.round[used]))]
@@ -113,41 +118,44 @@ def made_schedule(log: EventLog, time: np.ndarray, slots: int) -> Schedule:
 
 
 def check_log(log: EventLog, schedule: Schedule, concurrency: int, duration: np.ndarray) -> None:
-    """Refuses a log, and the schedule made from it, that cannot have happened.
+    """Checks that a log, and the schedule made from it, are possible.
 
     Args:
         log: the tasks.
         schedule: made from it.
-        concurrency: how many may be under way.
+        concurrency: clients that train at the same time, at most.
         duration: float64 `[tasks]`, seconds.
 
     Raises:
         RuntimeError: unless the clock never goes back, every task takes the newest model and ends
-            `duration` after its start, no staleness is negative, nobody is under way twice at a
-            time and not more than `concurrency` are, and each upload is used in one round, or
+            `duration` after its start, no staleness is negative, no client has two tasks at a time
+            and not more than `concurrency` train, and each upload is used in one round, or
             dropped, or left over.
     """
     order = np.lexsort((log.start, log.client))
     follows = np.diff(log.client[order]) == 0
-    used, gone = log.fate == USED, log.stop <= (schedule.time[-1] if len(schedule.time) else 0.0)
+    time = np.asarray(schedule.time)
+    used, gone = log.fate == USED, log.stop <= (time[-1] if len(time) else 0.0)
     steps = np.concatenate([np.ones(len(log.start), int), np.full(len(log.stop), -1)])
     moments = np.concatenate([log.start, log.stop])
     # Of one second, uploads come before starts.
-    under_way = np.cumsum(steps[np.lexsort((steps, moments))])
+    training = np.cumsum(steps[np.lexsort((steps, moments))])
     filled = schedule.present.sum(axis=1, initial=0)
     rules = {
         "starts in order": (np.diff(log.start) >= 0).all(),
-        "rounds in order": (np.diff(schedule.time) >= 0).all(),
-        "tasks as long as they take": np.array_equal(log.stop, log.start + duration),
-        "the newest model taken": _took_the_newest(log, schedule.time).all(),
-        "staleness from 0 on": (schedule.staleness >= 0).all(),
-        "a client under way once": (log.start[order][1:] >= log.stop[order][:-1])[follows].all(),
-        "few enough under way": under_way.max(initial=0) <= concurrency,
+        "rounds in order": (np.diff(time) >= 0).all(),
+        "tasks of their duration": np.array_equal(log.stop, log.start + duration),
+        "the newest model taken": _took_the_newest(log, time).all(),
+        "staleness >= 0": (schedule.staleness >= 0).all(),
+        "one task of a client at a time": (log.start[order][1:] >= log.stop[order][:-1])[
+            follows
+        ].all(),
+        "at most `concurrency` training": training.max(initial=0) <= concurrency,
         "each upload used once": used.sum() == filled.sum()
         and np.array_equal(np.bincount(log.round[used], minlength=len(filled)), filled),
         "no other in a round": (log.round[~used] == -1).all(),
-        "no upload before its round's time": (log.stop <= _time_of(log, schedule))[used].all(),
-        "what is dropped has arrived": gone[(log.fate == STALE) | (log.fate == TIMED_OUT)].all(),
+        "uploads before the end of their round": (log.stop <= _time_of(log, time))[used].all(),
+        "dropped uploads have arrived": gone[(log.fate == STALE) | (log.fate == TIMED_OUT)].all(),
     }
     broken = [name for name, holds in rules.items() if not holds]
     if broken:
@@ -157,15 +165,18 @@ def check_log(log: EventLog, schedule: Schedule, concurrency: int, duration: np.
 
 
 def _took_the_newest(log: EventLog, time: np.ndarray) -> np.ndarray:
-    """Whether each task can have taken the newest model; where starts and rounds take turns within
-    one second, as tasks without a duration make them do, the second alone does not say which."""
+    """bool `[tasks]`: whether each can have taken the newest model.
+
+    Starts and rounds alternate within one second where tasks take no time; the second alone does
+    not tell their order then.
+    """
     before, after = (np.searchsorted(time, log.start, side) for side in ("left", "right"))
-    turns = np.isin(log.start, log.start[log.stop == log.start])
+    alternate = np.isin(log.start, log.start[log.stop == log.start])
     between = (before <= log.version) & (log.version <= after)
     in_order = np.diff(log.version, prepend=0) >= 0
-    return np.where(turns, between, log.version == after) & in_order
+    return np.where(alternate, between, log.version == after) & in_order
 
 
-def _time_of(log: EventLog, schedule: Schedule) -> np.ndarray:
-    """When the round of each task ended; -inf without one."""
-    return np.append(schedule.time, -np.inf)[log.round]
+def _time_of(log: EventLog, time: np.ndarray) -> np.ndarray:
+    """float64 `[tasks]`: when the round of each ended; -inf without one."""
+    return np.append(time, -np.inf)[log.round]

@@ -1,4 +1,4 @@
-"""The clients that could start now: those that are there and not under way."""
+"""Idle clients: available and not training."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,11 @@ from ccfl_jax.clock.availability_events import Changes
 
 
 class Pool:
-    """The clients that could start: those that are there and not under way."""
+    """The idle clients, as availability changes and tasks begin and end."""
 
     def __init__(self, blocks: Iterator[Changes]) -> None:
         self.blocks, self.idle, self.place = blocks, [], {}
-        self.there: set[int] = set()
+        self.available: set[int] = set()
         self.busy: set[int] = set()
         self._load()
 
@@ -22,7 +22,7 @@ class Pool:
         self.next = self.times[0] if self.times else self.end
 
     def change(self, now: float) -> None:
-        """All that changes up to `now`."""
+        """Applies all changes of availability up to `now`."""
         while self.next <= now:
             if self.at == len(self.times):
                 self._load()
@@ -34,25 +34,25 @@ class Pool:
 
     def _set(self, client: int, available: bool) -> None:
         if available:
-            self.there.add(client)
+            self.available.add(client)
             if client not in self.busy:
                 self._add(client)
             return
-        self.there.discard(client)
+        self.available.discard(client)
         if client in self.place:
             self._remove(client)
 
     def take(self, u: float) -> int:
-        """One of them, for a number u uniform in [0, 1); it is under way from now on."""
+        """An idle client, chosen by u in [0, 1); it trains from now on."""
         client = self.idle[int(u * len(self.idle))]
         self._remove(client)
         self.busy.add(client)
         return client
 
     def give_back(self, client: int) -> None:
-        """Its task is over."""
+        """The client's task is over."""
         self.busy.discard(client)
-        if client in self.there:
+        if client in self.available:
             self._add(client)
 
     def _add(self, client: int) -> None:

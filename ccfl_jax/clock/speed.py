@@ -1,8 +1,7 @@
-"""How fast devices are: distributions of seconds, a population, work that goes with speed.
+"""Speed: distributions of seconds, the devices of a population, work correlated with speed.
 
 A `Distribution` is a function of a generator and a number of values that returns that many finite
-numbers >= 0. Which stream it draws from is up to whoever calls it, so one distribution can serve
-several purposes:
+numbers >= 0. The caller gives the generator, so one distribution can serve several purposes:
 
 * as `step` or `download` of `draw_devices` it is drawn once for each client, which keeps the value;
 * as `Devices.task` or `Devices.extra` it is drawn anew for every task.
@@ -19,7 +18,7 @@ from ccfl_jax.checks import check_number, check_seed, check_whole
 
 Distribution = Callable[[np.random.Generator, int], np.ndarray]
 
-# One generator each: another distribution of downloads must not move the seconds a step.
+# One generator each: another distribution of downloads must not change the seconds of a step.
 _STEP_STREAM, _DOWNLOAD_STREAM, _UPLOAD_STREAM = range(0x44455630, 0x44455633)
 
 MILD = ((1.0, 2.0), (3.0, 5.0), (5.0, 8.0))
@@ -94,8 +93,8 @@ def pareto(shape: float = 1.0, least: float = 1.0, most: float = 60.0) -> Distri
     What exceeds `most` becomes `most`, by clipping and not by drawing again, so P(X = most) =
     (least / most)^shape. Plato does the same to the seconds that it lets each client sleep, with
     shape 1 and a cap of 60 s (`plato/config.py`); but its NumPy draw is the Lomax distribution,
-    U^(-1/shape) - 1, which starts at 0. Here everybody takes `least`, so that no device computes in
-    no time: Plato's client with one second of work of its own, the cap on both together.
+    U^(-1/shape) - 1, which starts at 0. Here every client takes at least `least`: Plato's client
+    with one second of work of its own, the cap on both together.
 
     Raises:
         ValueError: unless shape and least are > 0 and most >= least, all finite.
@@ -142,7 +141,7 @@ def three_classes(
 
 
 class Devices(NamedTuple):
-    """What a client's task takes, in seconds on the virtual clock.
+    """The seconds of each client's task on the virtual clock.
 
     A task of k local steps of client i takes
 
@@ -165,7 +164,7 @@ class Devices(NamedTuple):
     extra: Distribution | None = None
 
     def check(self) -> None:
-        """Refuses arrays that are not seconds of the same clients.
+        """Checks that the arrays are seconds of the same clients.
 
         Raises:
             ValueError: for an array without clients or of another shape than step's, or a value
@@ -187,10 +186,10 @@ def draw_devices(
     task: Distribution | None = None,
     extra: Distribution | None = None,
 ) -> Devices:
-    """`num_clients` devices whose seconds a step, download and upload are independent draws.
+    """`num_clients` devices with independent draws of the seconds of a step, download and upload.
 
-    Each of the three has a generator of its own, from the seed; without a distribution the download
-    or upload takes no time. `task` and `extra` are kept as they are, for whoever draws the tasks.
+    Each of the three has its own generator, from the seed; without a distribution the download or
+    upload takes no time. `task` and `extra` are kept for the tasks, which draw from them.
 
     Raises:
         ValueError: for a seed outside 0..2**32-1, a number of clients below 1, or a distribution
@@ -212,7 +211,7 @@ def draw_devices(
 
 
 def draw(name: str, distribution: Distribution, rng: np.random.Generator, size: int) -> np.ndarray:
-    """`size` values of a distribution that may be anybody's, float64 `[size]`.
+    """`size` values of a distribution, which may be the user's own, float64 `[size]`.
 
     Raises:
         ValueError: with `name`, unless they are `size` finite numbers >= 0.
@@ -223,13 +222,13 @@ def draw(name: str, distribution: Distribution, rng: np.random.Generator, size: 
 
 
 def slowness(seconds: np.ndarray) -> np.ndarray:
-    """Where each client stands among all: float64 `[clients, 2]`, for `correlated_work`.
+    """The rank of each client's slowness: float64 `[clients, 2]`, for `correlated_work`.
 
     Row i has the share of clients that are faster than client i and the share that are not slower.
     Clients of the same speed have the same row.
 
     Args:
-        seconds: `[clients]`, what something takes, such as `Devices.step`.
+        seconds: `[clients]`, such as `Devices.step`.
 
     Raises:
         ValueError: unless seconds are finite numbers >= 0 of at least one client.
@@ -258,20 +257,20 @@ def correlated_work(
     .. math:: W = 1 + \lfloor most\_work \cdot
                   \Phi(c\,\Phi^{-1}(U) + \sqrt{1 - c^2}\,Z) \rfloor
 
-    Where every client comes equally often, U and with it W are exactly uniform, whatever c and the
-    speeds are. With c = 0 work is independent of who does it; with c = 1 no client does more than a
+    Where all clients take part equally often, U and so W are exactly uniform, for every c and all
+    speeds. With c = 0 work is independent of the client; with c = 1 no client does more than a
     slower one, and with c = -1 none does less. For distinct speeds, many clients and large
     `most_work`, Spearman's correlation of slowness and work is 6 / pi arcsin(c / 2). Clients of the
-    same speed do the same work in law, so with equal speeds c changes nothing.
+    same speed have the same distribution of work, so with equal speeds c changes nothing.
 
-    Every task takes two draws, whatever c is. The rule is this library's own.
+    Every task takes two draws, for every c. The rule is this library's own.
 
     Args:
         standing: float64 `[num_clients, 2]`, what `slowness` returns.
         clients: integers of any shape, the client of each task.
 
     Raises:
-        ValueError: for a client that `standing` has no row of, most_work outside 1..2**31-1, or a
+        ValueError: for a client without a row of `standing`, most_work outside 1..2**31-1, or a
             correlation outside [-1, 1].
     """
     check_whole("most_work", most_work, 1, 2**31 - 1)

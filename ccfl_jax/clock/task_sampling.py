@@ -1,4 +1,4 @@
-"""The random numbers of the clock, each kind from a stream of its own, drawn many at a time."""
+"""Task sampling: the clock's random numbers, each kind from its own stream, drawn in blocks."""
 
 import itertools
 from collections import defaultdict
@@ -17,22 +17,22 @@ from ccfl_jax.clock.speed import (
     uniform,
 )
 
-# One generator each: another rule of starts must not move who comes, or how long a task takes.
+# One generator each: another rule of starts must not change which clients start, or durations.
 _CHOICE_STREAM, _WORK_STREAM, _TASK_STREAM, _EXTRA_STREAM, _START_STREAM = range(
     0x434C4B30, 0x434C4B35
 )
-_AT_ONCE = 4096  # random numbers drawn together: one by one they would take most of the time
-_OF_A_CLIENT = 16  # amounts of work drawn together, where they hang on the client
+_AT_ONCE = 4096  # random numbers drawn together: singly they would take most of the time
+_OF_A_CLIENT = 16  # amounts of work drawn together for one client
 
 
 class Work(NamedTuple):
-    """How much a client does when it starts.
+    """The local work of a task.
 
     Attributes:
         local_work: K, as in `random_schedule`: work is uniform over {1, ..., K R} ...
         randomness: R.
-        correlation: ... and over all clients it goes with how slow a client is, from -1 (the
-            slowest do least) to 1 (they do most); `speed.correlated_work`.
+        correlation: ... and over all clients correlated with their slowness, from -1 (the slowest
+            do least) to 1 (they do most); `speed.correlated_work`.
         epoch_steps: int `[clients]`, local steps of an epoch, ceil(n_i / B), where work counts
             epochs; None where it counts steps.
     """
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 def _numbers(
     seed: int, stream: int, name: str, distribution: Distribution | None, none: float
 ) -> Iterator[float]:
-    """Numbers from a stream of their own, without an end; always `none` without a distribution."""
+    """Endless numbers from their own stream; always `none` without a distribution."""
     if distribution is None:
         return itertools.repeat(none)
     rng = np.random.default_rng([seed, stream])
@@ -55,7 +55,7 @@ def _numbers(
 
 
 def choices(seed: int) -> Iterator[float]:
-    """Numbers uniform in [0, 1): which of those that could start does."""
+    """Numbers uniform in [0, 1): which idle client starts."""
     return _numbers(seed, _CHOICE_STREAM, "choice", uniform(0.0, 1.0), 0.0)
 
 
@@ -85,10 +85,10 @@ def _amounts(seed: int, devices: Devices, work: Work) -> Callable[[int], int]:
     """A client's next work."""
     most, correlation = int(work.local_work * work.randomness), work.correlation
     rng = np.random.default_rng([seed, _WORK_STREAM])
-    if not correlation:  # then it is the same for all of them, and drawn for many tasks at once
-        everybody, nobody = np.array([[0.0, 1.0]]), np.zeros(_AT_ONCE, int)
+    if not correlation:  # the same law for all clients: drawn for many tasks at once
+        standing, clients = np.array([[0.0, 1.0]]), np.zeros(_AT_ONCE, int)
         drawn = (
-            correlated_work(rng, everybody, nobody, most, 0.0).tolist() for _ in itertools.count()
+            correlated_work(rng, standing, clients, most, 0.0).tolist() for _ in itertools.count()
         )
         numbers = itertools.chain.from_iterable(drawn)
         return lambda client: next(numbers)

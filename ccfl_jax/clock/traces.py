@@ -1,11 +1,11 @@
-"""Traces of real devices: FedScale's and FLASH's files, and a plain one of our own as CSV or npz.
+"""Traces of real devices: FedScale's and FLASH's files, and a format of our own as CSV or npz.
 
-A reader gives `windows.Windows`, to be replayed by `availability.windows(*trace)`, or
-`speed.Devices`. A file is not trusted: its size is bounded, nothing in it runs, and what is used of
-it is checked; other fields are passed over.
+A reader returns `Windows`, for `availability.windows(*trace)`, or `speed.Devices`. A file is not
+trusted: its size is bounded, nothing in it runs, and the fields that are used are checked; others
+are ignored.
 
-All readers raise OSError for a file that cannot be read, and a ValueError of one line that names
-the file for one that is not as described.
+All readers raise OSError for a file that cannot be read, and ValueError, one line that names the
+file, for one that is not as described.
 """
 
 import os
@@ -28,7 +28,7 @@ _LARGEST_PICKLE, _LARGEST_TEXT = 1 << 26, 1 << 28
 _MOST_WINDOWS = _LARGEST_PICKLE // 4  # two numbers of two bytes each
 _DAY = 86400
 
-# FLASH's states that matter, in small letters: which of the three conditions, and whether it holds.
+# FLASH's states, in small letters: which of the three conditions, and whether it holds.
 _LOCKED, _WIFI, _CHARGING = range(3)
 _STATES = {
     "screen_lock": (_LOCKED, True),
@@ -47,8 +47,8 @@ def read_fedscale_availability(path: str | os.PathLike) -> Windows:
     A pickled dict of devices, id -> {"active": [...], "inactive": [...], "finish_time", ...}, in
     seconds: available in [active[k], inactive[k]), replayed modulo finish_time. Client c is the
     file's c-th device. From FedScale's `client_metadata.py`; the published file has 107,749
-    devices, made of FLASH's traces. Departures: a window is half-open, where FedScale counts the
-    moment inactive[k] in; so a window with active[k] = inactive[k] is none.
+    devices, made from FLASH's traces. Departures: a window is half-open, where FedScale includes
+    inactive[k]; so a window with active[k] = inactive[k] is empty.
     """
     with naming(path):
         client, start, stop, period = [], [], [], []
@@ -61,7 +61,7 @@ def read_fedscale_availability(path: str | os.PathLike) -> Windows:
                     f"device {name!r:.40}: expected as many active as inactive times, found "
                     f"{len(active)} and {len(inactive)}"
                 )
-            # A list that many devices share takes no room in the file.
+            # Many devices may share one list of the file, so its size is no bound.
             if len(start) + len(active) > _MOST_WINDOWS:
                 raise ValueError(
                     f"device {name!r:.40}: expected at most {_MOST_WINDOWS} windows in all, found "
@@ -76,7 +76,7 @@ def read_fedscale_availability(path: str | os.PathLike) -> Windows:
 
 
 def read_fedscale_capacity(path: str | os.PathLike, batch_size: int, model_bytes: float) -> Devices:
-    """FedScale's device capacity: how fast each device computes, and sends and receives.
+    """FedScale's device capacity: the speed of each device's computation and network.
 
     A pickled dict of devices, id -> {"computation": milliseconds for the inference of one sample,
     "communication": kilobits a second}. Client c is the file's c-th device; it takes
@@ -84,14 +84,14 @@ def read_fedscale_capacity(path: str | os.PathLike, batch_size: int, model_bytes
         3 * batch_size * computation / 1000      seconds a local step, and
         8 * model_bytes / 1000 / communication   seconds to download the model, and to upload it.
 
-    The 3 is for the backward pass, which is taken to cost two forward ones.
+    The factor 3 counts the backward pass as two forward ones.
     From FedScale's `get_completion_time` (the published file has 500,000 devices). Departure: a
     kilobit is 1000 bits, where FedScale's model size is in 1024 of them.
 
     Args:
         path: the file.
-        batch_size: rows of a batch, from 1 on.
-        model_bytes: of the model as it is sent, from 0 on.
+        batch_size: rows of a batch, >= 1.
+        model_bytes: size of the model as it is sent, >= 0.
 
     Raises:
         ValueError: also for another batch size or model size.
@@ -123,16 +123,16 @@ def read_flash(path: str | os.PathLike) -> Windows:
     r"""FLASH's state traces: a phone is available while it is locked, on wifi and charging.
 
     A JSON object, user id -> {"messages": text, ...}. A line of the text is "YYYY-MM-DD HH:MM:SS",
-    a tab, and a state, whose letters may be large or small. screen_lock and screen_unlock say if
-    the phone is locked; wifi, or 2g, 3g, 4g, 5g and unknown, whether it is on wifi;
-    battery_charged_on and _off whether it charges. At first none of these holds. Any other state
-    (screen_on, screen_off, "57.0%", ...) changes nothing. Messages count in order of time, those of
-    one second in the file's order. Client c is the file's c-th user. Zones are not in the file.
+    a tab, and a state in upper or lower case. screen_lock and screen_unlock say whether the phone
+    is locked; wifi, or 2g, 3g, 4g, 5g and unknown, whether it is on wifi; battery_charged_on and
+    _off whether it charges. At first none of these holds. Other states (screen_on, screen_off,
+    "57.0%", ...) are ignored. Messages are sorted by time, those of one second in the file's order.
+    Client c is the file's c-th user. The file has no time zones.
 
     From FLASH's `timer.py`. Departures: a client's time 0 is the midnight before its first message,
-    and its period whole days, up to the midnight after its last one, so that the hour of the day
-    stays what it was (there all users share one calendar, and a trace begins anew right after its
-    last message); a phone that is ready at its last message is so until then (there that window is
+    and its period whole days, up to the midnight after its last one, so that hours of the day stay
+    the same (there all users share one calendar, and a trace repeats right after its last message);
+    a phone that is available at its last message stays so until then (there that window is
     dropped); 5g is no wifi (there it is no state).
     """
     with naming(path):
@@ -154,7 +154,7 @@ def read_windows_csv(path: str | os.PathLike) -> Windows:
 
     Client c is available in [start, stop), replayed modulo period, all in seconds. The period is
     the same in all lines of a client. Clients are 0..n-1 and each has a line; one with start = stop
-    is no window, so that a client can have none.
+    is no window, for clients without any.
     """
     with naming(path):
         header, *lines = _read(path, _LARGEST_TEXT).decode().splitlines() or [""]
@@ -211,7 +211,7 @@ def _numbers(name: Any, key: str, values: Any) -> list:
 
 
 def _ready(name: str, user: Any) -> tuple[list[tuple[int, int]], int]:
-    """When a FLASH user is ready, from the midnight before the first message, and the period."""
+    """When a FLASH user is available, from the midnight before the first message; the period."""
     text = user.get("messages") if isinstance(user, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise ValueError(
@@ -274,7 +274,7 @@ def _from_rows(
 def _without_empty(
     client: np.ndarray, start: np.ndarray, stop: np.ndarray, period: np.ndarray
 ) -> Windows:
-    """The checked trace without empty windows, which have to be within the period too."""
+    """The checked trace without empty windows, which must be within the period too."""
     wrong = np.flatnonzero((start == stop) & ~((start >= 0) & (start <= period[client])))
     if wrong.size:
         k = wrong[0]

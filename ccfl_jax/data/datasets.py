@@ -1,6 +1,7 @@
 """Data sets by name, as NumPy arrays."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def _digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError("data set 'digits' needs: pip install scikit-learn") from error
-    bunch = load_digits()
+    bunch: Any = load_digits()
     x = (bunch.images[..., None] / 16).astype(np.float32)
     y = bunch.target.astype(np.int32)
     is_test = np.arange(y.size) % 5 == 0

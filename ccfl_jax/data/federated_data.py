@@ -1,8 +1,8 @@
 """The clients' data: arrays shared by all, and each client's list of row numbers."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +22,18 @@ class FederatedData:
     Attributes:
         arrays: name -> array [N, ...], any dtype; row n of every array is sample n.
         indices: int32 [total], the clients' row numbers one client after another.
-        offsets: int32 [clients + 1], from 0 to total; from 2**31 rows on int64, and then no
-            device takes the data whole.
+        offsets: int32 [clients + 1], from 0 to total; int64 from 2**31 rows on, which have to be
+            streamed.
     """
 
-    arrays: dict[str, jax.Array | np.ndarray]
+    arrays: dict[str, Any]
     indices: jax.Array | np.ndarray
     offsets: jax.Array | np.ndarray
 
     @classmethod
     def from_indices(
         cls,
-        arrays: dict[str, np.ndarray | jax.Array],
+        arrays: Mapping[str, np.ndarray | jax.Array],
         indices: Sequence[np.ndarray | Sequence[int]],
     ) -> Self:
         """Builds the container from row lists, such as a partitioner returns.
@@ -66,9 +66,9 @@ class FederatedData:
     ) -> Self:
         """Builds the container from all row lists in one array; everything stays on the host.
 
-        This is the way for many clients and for arrays that are memory-mapped: there is no object
-        per client, arrays are kept as they are, unread and uncopied, and so are indices and offsets
-        of the right dtype (`indices` is read once). Later writes to them show.
+        For many clients and for memory-mapped arrays: there is no object per client, and arrays are
+        neither read nor copied, nor are indices and offsets of the right dtype (`indices` is read
+        once). Later writes to them change the data.
 
         Args:
             arrays: name -> array [N, ...].
@@ -76,8 +76,9 @@ class FederatedData:
             offsets: integers [clients + 1], ascending from 0 to total.
 
         Raises:
-            ValueError: `arrays` are as `from_indices` refuses them; indices or offsets are no
-                integer vectors; offsets do not ascend from 0 to total; a row is outside 0..N-1.
+            ValueError: for `arrays` as in `from_indices`; indices or offsets are not vectors of
+                integers;
+                offsets do not ascend from 0 to total; a row is outside 0..N-1.
         """
         num_rows = _check_arrays(arrays)
         indices, offsets = integer_vector("indices", indices), integer_vector("offsets", offsets)
@@ -91,7 +92,7 @@ class FederatedData:
         if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
             place = np.flatnonzero((indices < 0) | (indices >= num_rows))[0]
             client = np.searchsorted(wide[1:], place, side="right")
-            raise ValueError(_no_row(client, indices[place], num_rows))
+            raise ValueError(_no_row(int(client), int(indices[place]), num_rows))
         return cls(
             arrays=dict(arrays),
             indices=indices.astype(np.int32, copy=False),
@@ -99,15 +100,15 @@ class FederatedData:
         )
 
     def only(self, clients: np.ndarray | Sequence[int], rows: int | None = None) -> Self:
-        """The samples of some clients, put together in host memory; all others are left empty.
+        """The samples of some clients, gathered in host memory; all others become empty.
 
-        Clients keep their numbers, and with them their randomness. Rows are gathered, so a
-        memory-mapped array is read in no other place.
+        Clients keep their ids, and so their randomness. Of a memory-mapped array only their rows
+        are read.
 
         Args:
-            clients: whom to keep, integers in 0..clients-1; one named twice is there once.
-            rows: rows of the result, so that several of them have one shape; by default as many as
-                these clients have, at least one. Those too many repeat row 0 and are nobody's.
+            clients: ids to keep, integers in 0..clients-1; duplicates count once.
+            rows: rows of the result, so that several results have one shape; by default those of
+                these clients, at least one. Further rows repeat row 0 and belong to no client.
 
         Returns:
             NumPy arrays [rows, ...], row after row in the order of the clients' numbers; indices
@@ -149,7 +150,7 @@ class FederatedData:
         return self.offsets.shape[0] - 1
 
     @property
-    def sizes(self) -> jax.Array:
+    def sizes(self) -> jax.Array | np.ndarray:
         """Number of samples of each client, int32 [clients]."""
         return self.offsets[1:] - self.offsets[:-1]
 
@@ -176,7 +177,7 @@ def _on_device(array: np.ndarray | jax.Array) -> jax.Array:
     return array if isinstance(array, jax.Array) else jnp.array(array)
 
 
-def _check_arrays(arrays: dict[str, np.ndarray | jax.Array]) -> int:
+def _check_arrays(arrays: Mapping[str, np.ndarray | jax.Array]) -> int:
     """Returns the number of rows N that all arrays share, or raises ValueError."""
     if not isinstance(arrays, dict) or not arrays:
         found = "an empty one" if isinstance(arrays, dict) else type(arrays).__name__
@@ -238,12 +239,12 @@ def _flatten(indices: Sequence, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"indices: expected fewer than 2**31 rows in all, found {sizes.sum()}")
     # int64 for every list: NumPy would merge int64 and uint64 into floats.
     flat = np.concatenate(lists, dtype=np.int64, casting="unsafe")
-    illegal = np.flatnonzero((flat < 0) | (flat >= num_rows))
-    if illegal.size:
+    wrong = np.flatnonzero((flat < 0) | (flat >= num_rows))
+    if wrong.size:
         ends = np.cumsum(sizes)
-        client = int(np.searchsorted(ends, illegal[0], side="right"))
-        value = lists[client][illegal[0] - (ends[client] - sizes[client])]
-        raise ValueError(_no_row(client, value, num_rows))
+        client = int(np.searchsorted(ends, wrong[0], side="right"))
+        value = lists[client][wrong[0] - (ends[client] - sizes[client])]
+        raise ValueError(_no_row(client, int(value), num_rows))
     return flat, sizes
 
 

@@ -1,4 +1,4 @@
-"""What a model is given of images: random crops and flips for training, normalised channels."""
+"""Image transforms: random crops and flips for training, normalised channels."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,12 +19,12 @@ CHANNELS = {
 def prepare_images(
     channels: tuple[Sequence[float], Sequence[float]] | None = None, augment: bool = False
 ) -> Callable[[jax.Array, jax.Array | None], jax.Array]:
-    """What becomes of a batch of images before the model, for `classification_task(prepare=...)`.
+    """Transforms batches of images before the model, for `classification_task(prepare=...)`.
 
-    With a key, in training, `crop_and_flip` of the images as they are stored, if asked for; then
-    pixels scaled to [0, 1]; then each channel normalised, `(x - mean) / std`. This is the usual
-    order, so a border that a crop lets in is black, `-mean / std` to the model and not 0. Without a
-    key, in evaluation, nothing is cropped or flipped.
+    With a key, in training, `crop_and_flip` of the stored images, with `augment`; then pixels are
+    scaled to [0, 1]; then each channel is normalised, `(x - mean) / std`. This is the usual order,
+    so the border of a crop is black, `-mean / std` to the model and not 0. Without a key, in
+    evaluation, nothing is cropped or flipped.
 
     Args:
         channels: mean and standard deviation of each channel, as in `CHANNELS`; by default nothing
@@ -38,13 +38,12 @@ def prepare_images(
     Raises:
         ValueError: means and deviations are not equally many, or a deviation is not positive.
     """
-    if channels is not None:
-        mean, std = channels
-        if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
-            raise ValueError(
-                f"channels: expected as many means as deviations > 0, found {tuple(mean)} and "
-                f"{tuple(std)}"
-            )
+    mean, std = channels or ((), ())
+    if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
+        raise ValueError(
+            f"channels: expected as many means as deviations > 0, found {tuple(mean)} and "
+            f"{tuple(std)}"
+        )
 
     def prepare(x: jax.Array, key: jax.Array | None) -> jax.Array:
         if augment and key is not None:
@@ -82,7 +81,7 @@ def crop_and_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
     if x.ndim != 4:
         raise ValueError(f"images: expected [B, h, w, channels], found shape {x.shape}")
     places = 2 * padding + 1
-    # One draw an image, and not one for each of row, column and mirror.
+    # One draw an image for row, column and mirror.
     view = jax.random.randint(key, x.shape[:1], 0, 2 * places**2)
     border = (padding, padding)
     padded = jnp.pad(x, ((0, 0), border, border, (0, 0)))
@@ -96,7 +95,7 @@ def crop_and_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
 
 
 def scale(x: jax.Array) -> jax.Array:
-    """Bytes 0..255 become float32 in [0, 1]; anything else is taken as it is."""
+    """uint8 0..255 becomes float32 in [0, 1]; other dtypes are not changed."""
     return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
 
 
@@ -104,5 +103,5 @@ def _normalise(x: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax
     if x.shape[-1:] != (len(mean),):
         raise ValueError(f"images: expected {len(mean)} channels, the last, found shape {x.shape}")
     last = (1,) * (x.ndim - 1) + (-1,)
-    mean, std = (jnp.asarray(numbers, jnp.float32).reshape(last) for numbers in (mean, std))
-    return (x - mean) / std
+    centre, spread = (jnp.asarray(each, jnp.float32).reshape(last) for each in (mean, std))
+    return (x - centre) / spread

@@ -1,7 +1,7 @@
 """Partitioners: from labels to one list of sample numbers per client.
 
 Every partitioner returns `num_clients` arrays int64 [n_i]. Together they hold each sample exactly
-once. Each list ascends: the order within a client carries no meaning, training shuffles.
+once. Each list ascends: the order within a client has no meaning, training shuffles.
 """
 
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 from ccfl_jax.checks import check_number, check_seed, check_whole, integer_vector
 
-# Names this module's draws, so that no other part of a run with the same seed shares them.
+# The stream of this module's draws: no other part of a run with the same seed shares it.
 _STREAM = 0x50415254
 
 
@@ -73,13 +73,12 @@ def partition_dirichlet(
     renormalised, and the shuffled class is cut at floor(cumsum(p) N_c). Sizes vary. Departures:
 
     * p is drawn over the clients that are still open. This is the same law (a Dirichlet vector
-      restricted and renormalised is a Dirichlet vector), without 0/0 where all mass fell on full
+      restricted and renormalised is a Dirichlet vector), without 0/0 where all mass is on full
       clients.
     * The original redraws the whole split until every client has `min_size` samples. Here the
       split is drawn once; then samples move, one at a time, from the client that holds the most
-      to those below `min_size`. Each giver parts with random samples of its own; a receiver gets
-      them from as few givers as possible, which keeps the skew. A split that meets the minimum
-      is left as drawn.
+      to those below `min_size`: random samples of each giver, and from as few givers as possible
+      to one receiver, which keeps the skew. A split that meets the minimum is left as drawn.
 
     `by="client"` (Hsu, Qi and Brown 2019): each client in turn draws q ~ Dir(alpha p), p_c = C
     N_c/N for C classes, then N/n samples without replacement, the class of each from q; a class
@@ -93,7 +92,7 @@ def partition_dirichlet(
     Args:
         labels: integer array [N].
         num_clients: n.
-        alpha: concentration, above 0 and finite; as small or as large as floats go.
+        alpha: concentration, any finite float > 0.
         seed: 0..2**32-1.
         min_size: least number of samples of a client; 0 allows empty clients.
         by: "label" or "client".
@@ -168,7 +167,7 @@ def _cut_by_label(
         open_clients = np.flatnonzero(sizes * num_clients < total)
         proportions = _softmax(*_log_dirichlet(rng, alpha, np.ones(open_clients.size)))
         cuts = np.floor(np.cumsum(proportions)[:-1] * rows.size).astype(np.int64)
-        # Rounding may carry the sum of the proportions a hair past 1.
+        # The rounded sum of the proportions may exceed 1.
         counts = np.diff(np.minimum(cuts, rows.size), prepend=0, append=rows.size)
         owner[rows] = np.repeat(open_clients, counts)
         sizes[open_clients] += counts
@@ -195,7 +194,7 @@ def _top_up(
 
 def _gifts(sizes: np.ndarray, wanted: int, min_size: int) -> np.ndarray:
     """How many samples each client gives when `wanted` > 0 are taken from the largest, in turn."""
-    # The givers end level: all that is above `low` is enough, all that is above `high` is not.
+    # The givers end at one level: what is above `low` is enough, what is above `high` is not.
     low, high = min_size, int(sizes.max())
     while high - low > 1:
         middle = (low + high) // 2

@@ -8,7 +8,7 @@ from ccfl_jax.checks import check_number, check_seed, check_whole
 
 _DIMENSIONS = 60
 _CLASSES = 10
-# Names this module's draws, so that no other part of a run with the same seed shares them.
+# The stream of this module's draws: no other part of a run with the same seed shares it.
 _STREAM = 0x53594E54
 
 
@@ -25,9 +25,9 @@ def synthetic(
         y = argmax softmax(W_k x + b_k)
         n_k = floor(exp(g)) + 50,  g ~ N(4, 2), with no upper limit
 
-    `alpha` says how much the clients' models differ, `beta` how much their inputs do. The paper
-    writes N(0, alpha) without saying whether alpha is a variance; as in the authors' program, on
-    which the published results rest, it is the standard deviation (the two agree at 0 and 1).
+    With a larger `alpha` the clients' models differ more, with a larger `beta` their inputs. The
+    paper does not say whether alpha in N(0, alpha) is a variance; as in the authors' program, of
+    the published results, it is the standard deviation (the two agree at 0 and 1).
 
     Departures: 100 clients by default where the paper has 30; the last floor(n_k / 5) samples of
     each client are its test part, where the authors hold out a tenth; the samples of a client

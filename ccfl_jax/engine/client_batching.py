@@ -1,4 +1,4 @@
-"""Batching: the clients of a round over lanes and devices; no other place batches clients."""
+"""Client batching: the clients of a round over lanes and devices, here and nowhere else."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,38 +10,41 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from ccfl_jax.algorithm.client_update import LocalInfo
-from ccfl_jax.algorithm.types import Aggregate
+from ccfl_jax.algorithm.types import Aggregate, Array
 from ccfl_jax.data import FederatedData
 from ccfl_jax.engine import load_balancing
 from ccfl_jax.engine.state import State
 
 
-class Slot(NamedTuple):
-    """A slot as the local work sees it: int32, scalars or `[slots]`.
+class Visit(NamedTuple):
+    """What a slot of the buffer asks of its client: int32, scalars or `[slots]`.
 
-    `start` is the history slot of the model that it starts from, `visit` how many earlier slots of
-    the round have the same client.
+    Attributes:
+        client: its id.
+        start: the history slot of the model that it starts from.
+        work: local epochs or steps; 0 in an absent slot.
+        number: how many earlier slots of the round have the same client.
     """
 
-    client: jax.Array
-    start: jax.Array
-    work: jax.Array
-    visit: jax.Array
+    client: Array
+    start: Array
+    work: Array
+    number: Array
 
 
 def add_up(
     visit: Callable,
     combine: Aggregate,
-    visits: Slot,
+    visits: Visit,
     steps: jax.Array,
     lanes: int | None,
     mesh: jax.sharding.Mesh | None,
     state: State,
     data: FederatedData,
 ) -> tuple[Any, LocalInfo, jax.Array]:
-    """The sum of all slots' uploads, with the slots' reports and what `counted`, `[slots, ...]`.
+    """The sum of all uploads, each slot's report, and whether it is counted, `[slots, ...]`.
 
-    Slots advance in groups of `lanes` on each device; no more uploads than that exist at a time.
+    Slots advance in groups of `lanes` on each device, so no more uploads exist at a time.
     """
     if lanes is None:
         devices = 1 if mesh is None else mesh.size
@@ -58,7 +61,7 @@ def add_up(
 
     def on_device(plan: jax.Array, numbers: jax.Array, *world: Any) -> tuple:
         device = jax.lax.axis_index(axis)
-        # Every slot is reported by one device, the others report zeros.
+        # One device reports a slot, the others zeros.
         return jax.lax.psum(run_groups(plan[device], numbers[device], *world), axis)
 
     total, (report, counted) = jax.shard_map(
@@ -73,18 +76,18 @@ def _run_groups(
     plan: jax.Array,
     number: int | jax.Array,
     groups: jax.Array,
-    visits: Slot,
+    visits: Visit,
     state: State,
     data: FederatedData,
 ) -> tuple[Any, tuple[LocalInfo, jax.Array]]:
-    """One device's part: the first `number` groups of its `plan`, one after another."""
+    """One device's part: the first `number` groups of its `plan`, one after the other."""
     count, lanes = len(visits.client), groups.shape[1]
     visit_one = partial(visit, state, data)
 
     def run_group(k: jax.Array, carry: tuple) -> tuple:
         total, reports = carry
         group = groups[plan[k]]
-        # A slot that is none reads zeros: client 0 without work.
+        # Padding reads zeros: client 0 without work.
         slots = jax.tree.map(lambda a: a.at[group].get(mode="fill", fill_value=0), visits)
         uploads, report, counted = _together(visit_one, slots, lanes)
         reports = jax.tree.map(
@@ -97,8 +100,8 @@ def _run_groups(
     return jax.lax.fori_loop(0, number, run_group, (combine.start(state.params), reports))
 
 
-def _together(visit: Callable, slots: Slot, lanes: int) -> tuple:
-    """`visit` for every entry along a leading axis of length `lanes`."""
+def _together(visit: Callable, slots: Visit, lanes: int) -> tuple:
+    """`visit` of every entry along a leading axis of length `lanes`."""
     if lanes > 1:
         return jax.vmap(visit)(slots)
     # Not a batch of one: a kernel without a leading axis keeps its fast convolution.

@@ -18,7 +18,7 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
     """The task's metrics over all rows of `arrays`, each exactly once.
 
     The last partial batch is padded and masked; the batches' sums and counts are added in float64
-    on the host, so the batch size does not show in the result and counts are exact.
+    on the host, so the result does not depend on the batch size and counts are exact.
 
     Args:
         task: what was learnt.
@@ -39,7 +39,7 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
 
 
 def rows_together(arrays: Batch, batch_size: int) -> int:
-    """The rows of a batch of an evaluation; refuses what cannot be evaluated."""
+    """The rows of a batch of an evaluation; ValueError for data that cannot be evaluated."""
     lengths = {name: len(a) for name, a in arrays.items()}
     rows = next(iter(lengths.values()), 0)
     if rows == 0 or set(lengths.values()) != {rows}:
@@ -56,7 +56,7 @@ def ratios(
 ) -> dict[str, np.ndarray]:
     """Sums over counts, both `[..., batches]`, added up in float64 on the host.
 
-    nan where the model, `finite` `[...]`, has numbers that are not: whatever a task makes of them.
+    nan where the model is not finite (`finite` `[...]`), whatever the metrics say.
     """
     added = {
         name: [np.sum(a, axis=-1, dtype=np.float64) for a in pair]

@@ -1,8 +1,7 @@
-"""Layout: which slots of a round advance together, and on which device.
+"""Load balancing: which slots of a round advance together, and on which device.
 
-The work of every slot is known before it starts, so slots are put into groups of similar work (a
-masked lane costs as much as the longest of its group), and groups go to devices by longest work
-first.
+The work of every slot is known before the round, so slots of similar work form groups (a masked
+lane costs as much as the longest of its group), and groups go to devices longest first.
 """
 
 import jax
@@ -13,14 +12,14 @@ _ON_CPU, _ON_ACCELERATOR = (50_000, 32), (2**28, None)
 
 
 def lanes(backend: str, parameters: int, slots: int, devices: int) -> int:
-    """How many clients advance together on a device where nobody says.
+    """The default number of clients that advance together on a device.
 
-    As many as make up 50,000 parameters on a CPU or 2**28 (1 GiB) on an accelerator, at least one,
-    at most a device's share of the round's slots, and on a CPU at most 32. There a step of a tiny
-    model is mostly the launching of its operations, which lanes share; larger models leave the
-    cache, and convolutions of several clients are slow. Thousand useful samples a second, one core
-    of a virtual machine, batch 10, one to four steps a client, medians of interleaved calls (JAX
-    0.10.2):
+    As many as have 50,000 parameters together on a CPU or 2**28 (1 GiB) on an accelerator, at
+    least one, at most a device's share of the round's slots, and on a CPU at most 32. On a CPU a
+    step of a tiny model is mostly the launching of its operations, which lanes share; larger models
+    do not fit the cache, and convolutions of several clients are slow. Thousand useful samples a
+    second, one core of a virtual machine, batch 10, one to four steps a client, medians of
+    interleaved calls (JAX 0.10.2):
 
         model           parameters     1    4   16   64  256 lanes
         logistic 60            610   522  754  881  884  832
@@ -33,8 +32,8 @@ def lanes(backend: str, parameters: int, slots: int, devices: int) -> int:
     Many groups load two cores more evenly than few: with 1,000 slots of logistic 60, 24, 40, 63 and
     81 lanes gave 1,448, 1,433, 1,370 and 1,320 on both.
 
-    Memory that a round needs beside the state is about four models a lane. The accelerators' number
-    is derived from that, not measured: 80 GB hold it many times.
+    A round needs about four models a lane of memory beside the state. The accelerators' number is
+    derived from that, not measured: 80 GB hold it many times.
     """
     share = -(-slots // devices)
     together, most = _ON_CPU if backend == "cpu" else _ON_ACCELERATOR
@@ -49,8 +48,8 @@ def groups(steps: jax.Array, lanes: int) -> tuple[jax.Array, jax.Array]:
         lanes: slots that advance together.
 
     Returns:
-        Slot numbers int32 `[groups, lanes]`, filled up with the number `slots`, which is none; and
-        the cost of each group int32 `[groups]`, the steps of its longest.
+        Slot numbers int32 `[groups, lanes]`, padded with the number of slots; and the cost of each
+        group int32 `[groups]`, the steps of its longest.
     """
     count = steps.shape[0]
     order = jnp.argsort(-steps).astype(jnp.int32)
@@ -66,8 +65,8 @@ def longest_first(costs: jax.Array, devices: int) -> tuple[jax.Array, jax.Array]
         devices: their number.
 
     Returns:
-        Group numbers int32 `[devices, groups]`, of which each device does the first so many; and
-        how many int32 `[devices]`.
+        Group numbers int32 `[devices, groups]`, of which each device runs the first `counts`; and
+        `counts` int32 `[devices]`.
     """
 
     def give(group: jax.Array, carry: tuple) -> tuple:

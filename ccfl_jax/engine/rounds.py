@@ -13,17 +13,17 @@ from ccfl_jax.algorithm import aggregators as aggregation
 from ccfl_jax.algorithm import model_history as past
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.client_update import Client, LocalInfo, build_local, count_steps
-from ccfl_jax.algorithm.types import Aggregate, Normalise, Task, WorkUnit
+from ccfl_jax.algorithm.types import Aggregate, Array, Normalise, Task, WorkUnit
 from ccfl_jax.data import FederatedData
-from ccfl_jax.engine.client_batching import Slot, add_up
+from ccfl_jax.engine.client_batching import Visit, add_up
 from ccfl_jax.engine.state import Info, State
 from ccfl_jax.schedules.schedule import Schedule
 
-# One seed, named streams: a new consumer takes a new number and moves no other.
+# Streams of one seed: a new consumer takes a new number, so the others draw the same.
 _INIT_STREAM, _LOCAL_STREAM = range(2)
 
 
-Local = optax.GradientTransformation | Real
+Local = optax.GradientTransformation | float
 RoundFn = Callable[[State, Schedule, FederatedData], tuple[State, Info]]
 
 
@@ -70,24 +70,24 @@ def build_round(
     """One round as a pure function `round_fn(state, slots, data) -> (state, info)`.
 
     Args:
-        task: what is learnt.
+        task: the learning problem.
         server: any optax transformation; its "gradient" is the pseudo-gradient.
         local: the clients' optax optimiser, or a number, the rate of plain SGD; or a function of
             the round t (int32 scalar) that gives one of the two, as an optax schedule does. It
             follows the server's rounds, whenever a client joins and however stale its model is; a
             schedule inside an optimiser counts the steps of one visit and starts again in the next.
         batch_size: B, local batch size.
-        work_unit: what the schedule's `work` counts, "epochs" or "steps", where the schedule itself
-            does not say it; then epochs by default.
+        work_unit: what the schedule's `work` counts, "epochs" or "steps"; by default the schedule's
+            own unit, or epochs where it has none.
         normalise: by what an upload is divided, "steps" (the paper's K), "epochs" or "none".
         aggregate: m uploads -> pseudo-gradient, `mean()` by default.
         lanes: how many clients advance together on a device. A lane costs as much as the longest of
-            its group. By default as many as `layout.lanes` says for the size of the model.
+            its group. By default `load_balancing.lanes` of the size of the model.
         mesh: devices to spread the clients of a round over, along its first axis; one device by
-            default. State and data are held by all of them: put them there first, with
+            default. All of them hold state and data: put them there first, with
             `jax.device_put(..., NamedSharding(mesh, PartitionSpec()))`, or every run compiles
-            twice. For host devices set XLA_FLAGS to `--xla_cpu_multi_thread_eigen=false`: one's
-            operations are then not split over the cores of all.
+            twice. For host devices set XLA_FLAGS to `--xla_cpu_multi_thread_eigen=false`, or each
+            device's operations are split over all cores.
 
     Returns:
         `round_fn`; `slots` is a row of a `Schedule` (arrays `[slots]`), `data` a `FederatedData`.
@@ -106,20 +106,20 @@ def build_round(
         unit = _unit_of_work(work_unit, slots)
 
         @partial(jax.jit, inline=True)
-        def visit(state: State, data: FederatedData, slot: Slot) -> tuple:
+        def visit(state: State, data: FederatedData, slot: Visit) -> tuple:
             """One client's part: retrieve a past model, work on it, upload."""
             start_model = past.read(state.history, slot.start)
             key = jax.random.fold_in(state.key, state.round)
-            key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.visit)
+            key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.number)
             optimiser = local(state.round) if callable(local) else local
             cc_local = build_local(task, optimiser, batch_size, unit, normalise)
             upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
             return upload, report, (report.steps > 0) & tree_util.all_finite(upload)
 
-        work = jnp.where(slots.present, slots.work, 0)  # an absent slot costs no step
+        work = jnp.where(slots.present, slots.work, 0)  # an absent slot takes no step
         steps = count_steps(work, _client(data, slots.client).size, batch_size, unit)
         read, write = _history_slots(slots, state)
-        visits = Slot(slots.client, read, work, _which_visit(slots))
+        visits = Visit(slots.client, read, work, _which_visit(slots))
         total, report, counted = add_up(visit, combine, visits, steps, lanes, mesh, state, data)
 
         participants = counted.sum(dtype=jnp.int32)
@@ -127,7 +127,7 @@ def build_round(
         updates, server_state = server.update(delta, state.server, state.params)
         params = optax.apply_updates(state.params, updates)
 
-        # A round that brings nothing is no server step: momentum would move the model otherwise.
+        # Without uploads there is no server step: momentum would change the model otherwise.
         params, server_state, memory = tree_util.select(
             participants > 0,
             (params, server_state, memory),
@@ -141,23 +141,23 @@ def build_round(
     return round_fn
 
 
-def _unit_of_work(asked: WorkUnit | None, slots: Schedule) -> WorkUnit:
-    """The schedule's own unit, or else the one asked for; epochs where nobody says."""
-    if asked is not None and slots.work_unit not in (None, asked):
+def _unit_of_work(own: WorkUnit | None, slots: Schedule) -> WorkUnit:
+    """The schedule's unit, else that of `build_round`, else epochs."""
+    if own is not None and slots.work_unit not in (None, own):
         raise ValueError(
-            f"work_unit: expected {slots.work_unit!r}, as in the schedule, or None, found {asked!r}"
+            f"work_unit: expected {slots.work_unit!r}, as in the schedule, or None, found {own!r}"
         )
-    return slots.work_unit or asked or "epochs"
+    return slots.work_unit or own or "epochs"
 
 
-def _client(data: FederatedData, client: jax.Array) -> Client:
+def _client(data: FederatedData, client: Array) -> Client:
     begin, end = data.offsets[client], data.offsets[client + 1]
     return Client(data.arrays, data.indices, begin, end - begin)
 
 
-def _history_slots(slots: Schedule, state: State) -> tuple[jax.Array, jax.Array]:
-    """Where x_{t-s} of every slot stands, int32 `[slots]`, and where x_{t+1} goes."""
-    if slots.read is not None:
+def _history_slots(slots: Schedule, state: State) -> tuple[Array, Array]:
+    """The history slots of each slot's x_{t-s}, int32 `[slots]`, and of x_{t+1}."""
+    if slots.read is not None and slots.write is not None:
         return slots.read, slots.write
     length = past.length(state.history)
     read = past.ring_slot(state.round - slots.staleness, length)
@@ -166,8 +166,7 @@ def _history_slots(slots: Schedule, state: State) -> tuple[jax.Array, jax.Array]
 
 def _which_visit(slots: Schedule) -> jax.Array:
     """int32 `[slots]`: how many earlier present slots the same client fills in this round."""
-    # Sorted, not every slot with every other: for a thousand tiny clients that is a seventh of a
-    # round on one core, and every device does it again.
+    # By sorting: all pairs take a seventh of a round of a thousand tiny clients on one core.
     client = jnp.where(slots.present, slots.client, -1)
     order = jnp.argsort(client, stable=True)
     place = jnp.arange(len(client), dtype=jnp.int32)
@@ -182,7 +181,7 @@ def _info(slots: Schedule, report: LocalInfo, counted: jax.Array, finite: jax.Ar
     participants = counted.sum(dtype=jnp.int32)
 
     def mean(a: jax.Array) -> jax.Array:
-        return tree_util.masked_sum(a, counted) / participants  # nan where nobody counts
+        return tree_util.masked_sum(a, counted) / participants  # nan without any
 
     return Info(
         train_loss=mean(report.loss),
@@ -192,7 +191,7 @@ def _info(slots: Schedule, report: LocalInfo, counted: jax.Array, finite: jax.Ar
         finite=finite,
         present=returned,
         counted=counted,
-        staleness=slots.staleness,
+        staleness=jnp.asarray(slots.staleness),
         steps=report.steps,
         samples=report.samples,
     )
@@ -201,7 +200,7 @@ def _info(slots: Schedule, report: LocalInfo, counted: jax.Array, finite: jax.Ar
 def _check_choices(
     local: Any, batch_size: int, work_unit: str | None, normalise: str, lanes: int | None
 ) -> None:
-    if not (callable(local) or isinstance(local, Local | jax.Array)):
+    if not (callable(local) or isinstance(local, optax.GradientTransformation | Real | jax.Array)):
         raise ValueError(
             "local: expected an optax optimiser, a number, or a function of the round that gives "
             f"one, found {local!r}"

@@ -40,9 +40,9 @@ def run_rounds(
         The state after the last round, and the infos stacked `[rounds, ...]` as NumPy arrays.
 
     Raises:
-        ValueError: if the schedule is malformed, was made for other clients or names one there is
-            none of, or asks for a model that does not exist (yet) or is not kept, or if its plan is
-            not its own; for 2**31 rows of data or more.
+        ValueError: if the schedule is malformed, has clients that the data do not, or needs a model
+            that does not exist (yet) or is not kept, or if its plan does not match it; for 2**31
+            rows of data or more.
     """
     check_rows(data.indices.shape[-1])
     check_schedule(schedule, len(data), int(state.round), np.asarray(state.history.version))
@@ -51,12 +51,12 @@ def run_rounds(
     # A Partial of a Partial equals no other one: every piece would compile.
     round_fn = round_fn if isinstance(round_fn, Partial) else Partial(round_fn)
     state, infos = run(round_fn, state, slots, jnp.asarray(rounds, jnp.int32), data)
-    # A copy: a view would keep the padding as long as somebody keeps the infos.
+    # A copy: a view would keep the padding in memory as long as the infos.
     return state, jax.tree.map(lambda a: np.array(np.asarray(a)[:rounds]), infos)
 
 
 def check_rows(rows: int) -> None:
-    """Refuses data whose rows 32 bits cannot number."""
+    """Raises ValueError for rows that 32 bits cannot number."""
     if rows >= 2**31:
         raise ValueError(
             f"data: expected fewer than 2**31 rows (more: see stream_rounds), found {rows}"
@@ -64,7 +64,7 @@ def check_rows(rows: int) -> None:
 
 
 def padded(schedule: Schedule) -> tuple[Schedule, int]:
-    """The schedule's arrays on the device, filled up with rounds that do not count; the rounds."""
+    """The schedule's arrays on the device, padded with rounds that are not run; the rounds."""
     rounds = schedule.num_rounds
     padding = max(-rounds % _ROUNDS_PADDED_TO, 0 if rounds else _ROUNDS_PADDED_TO)
 
@@ -73,19 +73,19 @@ def padded(schedule: Schedule) -> tuple[Schedule, int]:
         widths = [(0, padding), *[(0, 0)] * (a.ndim - 1)]
         return jnp.asarray(np.pad(a, widths), bool if a.dtype == bool else jnp.int32)
 
-    # Of what says what it was made for, the unit of work alone is part of the program.
+    # Static fields are part of the program; only the unit of work changes it.
     return jax.tree.map(fill, schedule.replace(time=None, num_clients=None)), rounds
 
 
 def check_schedule(
     schedule: Schedule, num_clients: int, first_round: int, held: np.ndarray
 ) -> None:
-    """Refuses a schedule that cannot be run; `held` is `history.version` before its first round.
+    """Raises ValueError for a schedule that cannot be run from a history of the versions `held`.
 
     Raises:
-        ValueError: if the schedule is malformed, was made for other clients or names one outside
+        ValueError: if the schedule is malformed, was made for other clients or has one outside
             0..num_clients-1, needs more models than the history holds or, in some round t, one from
-            before x_0, or has a plan that is not its own.
+            before x_0, or has a plan that does not match it.
     """
     schedule.check()
     check_clients(schedule, num_clients)
@@ -97,7 +97,7 @@ def check_schedule(
                 f"is {oldest}, found {len(held)}"
             )
     history_plan.check_versions(schedule.staleness, schedule.present, first_round)
-    if schedule.read is not None:
+    if schedule.read is not None and schedule.write is not None:
         history_plan.check_plan(
             schedule.read,
             schedule.write,

@@ -1,4 +1,4 @@
-"""What a round takes from the one before, and what it tells."""
+"""State, which the next round needs, and Info, which a person wants to see."""
 
 from typing import Any, NamedTuple
 
@@ -30,11 +30,11 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a person wants to see of a round; "returned" slots are present and did work.
+    """What a person wants to see of a round; "returned" slots are present and did local work.
 
     Attributes:
         train_loss: float32 scalar, mean over the counted slots of their local training loss; nan
-            when there is none.
+            without any.
         train_metrics: name -> float32 scalar, the task's metrics in the same way.
         participants: int32 scalar, slots counted in the pseudo-gradient.
         rejected: int32 scalar, returned slots left out because of a non-finite upload.

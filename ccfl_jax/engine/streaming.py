@@ -1,9 +1,9 @@
-"""More data than a device holds: they stay on the host, and what comes next is sent ahead."""
+"""Streaming: data larger than a device's memory stay on the host and are sent ahead in pieces."""
 
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from ccfl_jax.schedules.schedule import Schedule, check_clients
 
 
 class Pieces(NamedTuple):
-    """How a schedule is cut, so that the samples of a piece fit half the memory.
+    """A schedule cut into pieces whose samples fit half the memory.
 
     Attributes:
         starts: the first round of every piece, then the number of rounds.
@@ -34,21 +34,20 @@ def stream_rounds(
     memory: int,
     put: Callable[[FederatedData], FederatedData] = jax.device_put,
 ) -> Iterator[tuple[Schedule, FederatedData]]:
-    """Cuts a run into pieces whose samples fit a device, and sends each one ahead of its rounds.
+    """Cuts a run into pieces whose samples fit a device, and sends each ahead of its rounds.
 
         data = FederatedData.from_offsets(arrays, indices, offsets)  # memory-mapped, if need be
         for piece, samples in stream_rounds(schedule, data, memory=8 * 10**9):
             state, info = run_rounds(round_fn, state, piece, samples)
 
-    A piece holds the samples of all clients that its rounds ask for, each client once, and is as
-    long as half the memory allows. The next piece is gathered and sent by one background thread
-    while the caller works on this one; what the caller keeps of earlier ones takes room beyond
-    that. All pieces have one shape, so the round is compiled once, and clients keep their numbers,
-    so the results are those of an unstreamed run. The thread ends with the generator.
+    A piece holds the samples of all clients of its rounds, each client once, and is as long as half
+    the memory allows. One background thread gathers and sends the next piece while the caller runs
+    this one; earlier pieces that the caller keeps need memory beyond that. All pieces have one
+    shape, so the round is compiled once, and clients keep their ids, so the results are those of an
+    unstreamed run. The thread ends with the generator.
 
     Args:
-        schedule: arrays `[rounds, slots]`, planned or not. Absent slots and those without work need
-            no samples.
+        schedule: arrays `[rounds, slots]`, planned or not; slots without work need no samples.
         data: on the host.
         memory: bytes of a device for two pieces: the one in use and the one sent ahead.
         put: sends the data of a piece; called in the thread.
@@ -69,34 +68,32 @@ def send(
     put: Callable[[FederatedData], FederatedData] = jax.device_put,
 ) -> Iterator[tuple[Schedule, FederatedData]]:
     """`stream_rounds` of a schedule that `cut` has cut into these pieces."""
-    wide = jax.config.jax_enable_x64  # set by a `with`, it would not reach the thread
+    wide = bool(jax.config.read("jax_enable_x64"))  # one set by a `with` does not reach the thread
 
-    def prepare(span: tuple[int, int] | None) -> FederatedData | None:
-        if span is None:
-            return None
+    def prepare(piece: Schedule) -> FederatedData:
         with jax.enable_x64(wide):
-            piece = schedule.rounds(*span)
             return put(data.only(piece.client[piece.working()], pieces.rows))
 
     def generate() -> Iterator[tuple[Schedule, FederatedData]]:
         with ThreadPoolExecutor(1, "stream_rounds") as thread:
-            spans = [*pairwise(pieces.starts), None]
-            ahead = thread.submit(prepare, spans[0])
-            for span, following in pairwise(spans):
-                samples = ahead.result()
-                ahead = thread.submit(prepare, following)
-                yield schedule.rounds(*span), samples
+            todo = [schedule.rounds(*span) for span in pairwise(pieces.starts)]
+            ahead = [thread.submit(prepare, piece) for piece in todo[:1]]
+            for piece, following in zip_longest(todo, todo[1:]):
+                samples = ahead.pop().result()
+                if following is not None:
+                    ahead.append(thread.submit(prepare, following))
+                yield piece, samples
                 del samples
 
     return generate()
 
 
 def cut(schedule: Schedule, data: FederatedData, memory: int) -> Pieces:
-    """The pieces of `stream_rounds`: from the first round on, each as long as it fits.
+    """The pieces of `stream_rounds`: from the first round on, each as long as fits.
 
     Raises:
-        ValueError: if the schedule is malformed or names a client there is none of; if memory is
-            not an integer, or half of it is less than the samples of one round take.
+        ValueError: if the schedule is malformed or has clients that the data do not; if memory is
+            not an integer, or half of it is less than the samples of one round.
     """
     schedule.check()
     check_clients(schedule, len(data))
@@ -109,7 +106,7 @@ def cut(schedule: Schedule, data: FederatedData, memory: int) -> Pieces:
     fixed = 4 * (len(data) + 1)
     room = min((memory // 2 - fixed) // row_bytes, 2**31 - 1)  # rows; they are counted in int32
     starts, held, most = [0], 0, 1
-    last_round = np.full(len(data), -1)  # in which each client was last asked for
+    last_round = np.full(len(data), -1)  # the last round of each client so far
     for t, (clients, needed) in enumerate(zip(schedule.client, schedule.working(), strict=True)):
         clients = np.unique(clients[needed])
         own = int(sizes[clients].sum())

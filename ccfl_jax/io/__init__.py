@@ -1,1 +1,1 @@
-"""Files: whole, locked, and read without trust."""
+"""Files: written whole, locked, and read without trust."""

@@ -1,4 +1,4 @@
-"""A folder that one process writes: files are whole, and nobody else's are overwritten."""
+"""Files of a folder that one process writes: whole, and no others are overwritten."""
 
 import json
 import os
@@ -11,14 +11,14 @@ LOCK, _UNFINISHED = "lock", ".tmp"
 
 
 def check_unused(folder: str | os.PathLike, own: Collection[str] | None = None) -> None:
-    """Refuses a folder for something new that holds anything already.
+    """Checks that a folder for a new run is new, empty, or to be overwritten.
 
     Args:
-        folder: a path, of a folder or of nothing yet.
-        own: names that may be in it, because they are to be overwritten; None: there may be none.
+        folder: its path.
+        own: names that may be in it, because they are to be overwritten; None: no name.
 
     Raises:
-        OSError: naming what was found.
+        OSError: with what was found.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -30,27 +30,27 @@ def check_unused(folder: str | os.PathLike, own: Collection[str] | None = None) 
             f"{folder}: expected a new or an empty folder (or resuming, or overwriting), found "
             "content"
         )
-    foreign = [name for name in names if own is not None and not _is_own(name, own)]
-    if foreign:
+    foreign = [name for name in names if own and not _is_own(name, own)]
+    if own and foreign:
         raise FileExistsError(
             f"{folder}: expected only {', '.join(own)} in a folder to overwrite, found {foreign[0]}"
         )
 
 
 def clear(folder: str | os.PathLike, own: Collection[str]) -> None:
-    """Removes the files and folders named in `own`, and what was left of writing them."""
+    """Removes the files and folders named in `own`, and unfinished copies of them."""
     for name in os.listdir(folder):
         path = Path(folder) / name
         if _is_own(name, own):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], None]) -> None:
-    """Writes a file whole or not at all: whoever stops this leaves the old one or the new.
+def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], Any]) -> None:
+    """Writes a file whole or not at all: if it is interrupted, the old file stays.
 
     Args:
         path: of the file.
-        write: writes what is to be in it to the file it is given.
+        write: `write(file)` writes its content.
     """
     temporary = Path(f"{os.fspath(path)}{_UNFINISHED}")
     try:
@@ -88,10 +88,10 @@ def append_line(path: str | os.PathLike, line: str) -> None:
 
 
 def as_json(data: bytes, path: str | os.PathLike) -> Any:
-    """The value of strict JSON that was read from `path`.
+    """The value of strict JSON, read from `path`.
 
     Raises:
-        ValueError: naming the file, if it is anything else.
+        ValueError: with the file's name, if it is not strict JSON.
     """
     try:
         return json.loads(data.decode(), parse_constant=_no_constant)

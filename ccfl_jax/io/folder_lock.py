@@ -14,8 +14,8 @@ class Lock(NamedTuple):
     """A folder held by this process.
 
     Attributes:
-        release: lets it go; folders that were made for it and are still empty go too.
-        left_by: who held it last and ended without letting it go, or None.
+        release: ends that; folders that were made for it and are still empty are removed.
+        left_by: the process that ended without releasing it last, or None.
     """
 
     release: Callable[[], None]
@@ -23,13 +23,13 @@ class Lock(NamedTuple):
 
 
 def lock(folder: str | os.PathLike) -> Lock:
-    """Makes the folder where it is not there yet, and takes it for this process.
+    """Makes the folder if it does not exist, and locks it for this process.
 
-    The file `lock` names the process while it lives. What counts is the lock that the system holds
-    on it: that is gone with the process, however it ended.
+    The file `lock` names the process. The lock itself is the operating system's, which ends with
+    the process, however that ends.
 
     Raises:
-        OSError: naming the process that has the folder, or for a folder that cannot be made.
+        OSError: with the process that has the lock, or for a folder that cannot be made.
     """
     path = Path(folder) / LOCK
     made = [parent for parent in path.parents if not parent.exists()]
@@ -44,7 +44,7 @@ def lock(folder: str | os.PathLike) -> Lock:
             raise BlockingIOError(
                 f"{folder}: expected one process at a time, found in use by {owner}"
             ) from None
-        # Whoever let go in between has removed the file that was opened here.
+        # A process that released the lock in between has removed the file opened here.
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             break
         file.close()

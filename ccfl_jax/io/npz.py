@@ -1,4 +1,4 @@
-"""npz files from outside: arrays of numbers alone, and no larger than they may be."""
+"""npz files that are not trusted: arrays of numbers alone, of a bounded size."""
 
 import os
 import zipfile
@@ -23,9 +23,9 @@ def read_npz(
 
     Args:
         path: the file.
-        needed: arrays it must have.
-        optional: arrays it may have; it may have no other. None: any.
-        most: bytes that all arrays together may unpack to; 2^31 by default.
+        needed: names of the arrays it must have.
+        optional: names of further arrays it may have; None: any.
+        most: bytes that all arrays together may unpack to; 2**31 by default.
 
     Raises:
         OSError: if there is no such file, or it cannot be read.
@@ -37,7 +37,7 @@ def read_npz(
         members = file.infolist()
     _check_members(members, needed, optional, most or _LARGEST)
     with _reading(), np.load(path, allow_pickle=False) as file:
-        damaged = file.zip.testzip()  # an array that says it is shorter is not read to its end
+        damaged = file.zip.testzip()  # an array with a smaller shape is not read to its end
         if damaged:
             raise zipfile.BadZipFile(f"{damaged} has another checksum")
         arrays = {name: file[name] for name in file.files}
@@ -56,7 +56,7 @@ def _reading() -> Iterator[None]:
         yield
     except OSError:
         raise
-    except Exception as error:  # of many kinds, MemoryError too, for bytes that are no npz
+    except Exception as error:  # damaged files raise many kinds, MemoryError too
         text = one_line(str(error)) or type(error).__name__
         raise ValueError(f"not a readable npz ({text})") from None
 
@@ -64,7 +64,7 @@ def _reading() -> Iterator[None]:
 def _check_members(
     members: list[zipfile.ZipInfo], needed: Sequence[str], optional: Sequence[str] | None, most: int
 ) -> None:
-    """Refuses by what the zip's directory says, before anything is unpacked."""
+    """Checks the zip's directory, before anything is unpacked."""
     names = [info.filename for info in members]
     missing = sorted({*needed} - {name.removesuffix(".npy") for name in names})
     legal = names if optional is None else [f"{name}.npy" for name in (*needed, *optional)]

@@ -21,9 +21,9 @@ class _PlainUnpickler(Unpickler):  # noqa: S301, as above
 
 
 def read_plain(data: bytes) -> Any:
-    """What a pickle holds, if that is made of dicts, lists, strings, numbers, bools and None.
+    """The value of a pickle of dicts, lists, strings, numbers, bools and None.
 
-    A part that stands in several places, such as a list, is one object.
+    A part that occurs several times, such as a list, is one object.
 
     Raises:
         ValueError: in one line, for any other bytes.
@@ -31,7 +31,7 @@ def read_plain(data: bytes) -> Any:
     try:
         value = _PlainUnpickler(io.BytesIO(data)).load()
         _check_plain(value)
-    except Exception as error:  # whichever it is, the bytes are no such pickle
+    except Exception as error:  # damaged pickles raise many kinds
         raise ValueError(
             "pickle: expected dicts, lists, strings and numbers, found "
             f"{one_line(str(error)) or type(error).__name__}"
@@ -41,7 +41,7 @@ def read_plain(data: bytes) -> Any:
 
 def _check_plain(value: Any) -> None:
     parts, seen = [[value]], set()
-    for part in parts:  # which grows here
+    for part in parts:  # grows in the loop
         if id(part) in seen:
             continue
         seen.add(id(part))

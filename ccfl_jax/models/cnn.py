@@ -84,8 +84,8 @@ def _bordered(x: jax.Array) -> jax.Array:
 
 
 def _written(x: jax.Array) -> jax.Array:
-    """`x` itself. What made it, say pixels scaled, XLA works out once and not in every patch."""
+    """`x` itself, which XLA then computes once (scaled pixels, say) and not in every patch."""
     flat = x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
-    # XLA for CPUs ends a fusion at a concatenation; without the barrier it would see through it.
+    # XLA for CPUs ends a fusion at a concatenation; without the barrier it would remove this one.
     halves = lax.optimization_barrier(jnp.array_split(flat, 2, axis=-1))
     return jnp.concatenate(halves, axis=-1).reshape(x.shape)

@@ -72,7 +72,7 @@ def _patches(x, kernel):
     """`[tw, i, h, columns, b] -> [(kh + 1) pw i, rows columns b]`, one copy for each direction."""
     tw, i, h, _, b = x.shape
     pw, overlap, rows, columns = _sizes(x, kernel)
-    # Slices keep their axes until they are joined: XLA would divide for every single number.
+    # Slices keep their axes until they are joined: XLA would compute an index for every number.
     wide = [
         x[: pw - c * tw, :, :, c : c + columns].reshape(-1, h, columns, b) for c in range(overlap)
     ]
@@ -117,7 +117,7 @@ def _block(x, kernel, bias):
 
 def _pool(blocks, bias):
     """Relu of the greatest of the four blocks `[n, tiles]`, and which block that is."""
-    # Added to each block: one addition, split afterwards, makes a whole step a fifth slower.
+    # Added to each block: one addition before the split makes a whole step a fifth slower.
     first, second, third, fourth = (block + bias[:, None] for block in blocks)
     top = jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
     winner = jnp.where(first == top, 0, jnp.where(second == top, 1, jnp.where(third == top, 2, 3)))
@@ -131,8 +131,8 @@ def _forward(x, kernel, bias):
     patches = _patches(x, kernel)
     y = lax.dot_general(_band(kernel, tw), patches, _OVER_FIRST_AXES).reshape(4, tw // 2 * o, -1)
     bias = jnp.tile(bias, tw // 2)
-    # XLA ends a fusion at a concatenation. Pooled in one piece, the winner would not be written
-    # but found anew for every one of the numbers that the backward pass needs it for.
+    # XLA ends a fusion at a concatenation. Pooled in one piece, the winner would be recomputed for
+    # every number of the backward pass that needs it.
     half = bias.shape[0] // 2
     pooled = [_pool(y[:, part], bias[part]) for part in (slice(half), slice(half, None))]
     out, winner = (
@@ -150,7 +150,7 @@ def _backward(residuals, g):
     d_bias = jnp.where(winner < 4, g, zero).sum((0, 2, 3, 4))
     matrix, pull = jax.vjp(lambda kernel: _band(kernel, x.shape[0]), kernel)
     (d_kernel,) = pull(lax.dot_general(patches, dy, _OVER_LAST_AXES))
-    # Two separate results: XLA drops the input's gradient where nobody asks for it.
+    # Two separate results: XLA drops the input's gradient where it is not used.
     return _unpatch(matrix @ dy, x, kernel), d_kernel, d_bias
 
 
@@ -167,7 +167,7 @@ class Conv(nn.Module):
     that of `default_lowering`.
 
     Raises ValueError for `features` under 1, for a kernel size or strides that are not two whole
-    numbers of 1 or more, for another padding or lowering, and for an input that no kernel fits in.
+    numbers of 1 or more, for another padding or lowering, and for an input smaller than the kernel.
     """
 
     features: int
@@ -257,7 +257,7 @@ def _same_edges(size, kernel_size, stride):
 
 
 def _prepare(module, x, use_bias):
-    """Makes the parameters, promotes dtypes, makes one axis of the leading axes of `x`."""
+    """Makes the parameters, promotes dtypes and merges the leading axes of `x`."""
     shape = (*module.kernel_size, x.shape[-1], module.features)
     kernel = module.param("kernel", nn.initializers.lecun_normal(), shape)
     zeros = nn.initializers.zeros_init()

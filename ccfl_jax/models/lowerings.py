@@ -55,7 +55,7 @@ def conv2d(
 
 
 def default_lowering(kernel_shape: Sequence[int], strides: Sequence[int]) -> str:
-    """The lowering taken where none is named; kernel `[kh, kw, i, o]`.
+    """The default lowering; kernel `[kh, kw, i, o]`.
 
     "shifted" for 1 x 1 kernels, where it is one product of `x` itself, from 32 input channels on,
     and from 16 on with a stride; otherwise "banded". The choice rests on this table: milliseconds

@@ -22,9 +22,9 @@ class ResNet20(nn.Module):
     and for an input that is not `[b, h, w, channels]`.
 
     Source: He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition (CVPR 2016), section
-    4.2. Departures: GroupNorm of two groups for BatchNorm, whose statistics mean nothing between
+    4.2. Departures: GroupNorm of two groups for BatchNorm, whose statistics have no meaning between
     clients; LeCun normal convolutions for He's; no zero padding and cropping of the input (see
-    `images.prepare_images`).
+    `data.prepare_images`).
     """
 
     num_classes: int = 10
@@ -44,8 +44,8 @@ class ResNet18(nn.Module):
     changes the shortcut is a 1 x 1 convolution and a norm (option B of the paper).
 
     Source: He et al. (CVPR 2016), table 1. Departures: those of `ResNet20`; the first convolution
-    is 3 x 3 with stride 1 and no pooling follows, as federated code has it for CIFAR, where the
-    paper's is 7 x 7 with stride 2 and pooled.
+    is 3 x 3 with stride 1 and without pooling, as in federated code for CIFAR, where the paper's is
+    7 x 7 with stride 2 and pooling.
     """
 
     num_classes: int = 10

@@ -69,11 +69,11 @@ class TagLogistic(nn.Module):
 def _rows_and_weights(ids: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rows of the table `[..., L]`, past its end for padding, and the weight `[..., 1]` of each."""
     ids = tree_util.at_least_int32(ids)
-    real, legal = ids != -1, (ids >= 0) & (ids < table.shape[0])
+    real, known = ids != -1, (ids >= 0) & (ids < table.shape[0])
     weights = 1 / jnp.maximum(real.sum(-1, keepdims=True), 1)
-    illegal = (ids < -2) | (ids >= table.shape[0])
-    weights = jnp.where(illegal.any(-1, keepdims=True), jnp.nan, weights)
-    return jnp.where(legal, ids, table.shape[0]), weights.astype(table.dtype)
+    wrong = (ids < -2) | (ids >= table.shape[0])
+    weights = jnp.where(wrong.any(-1, keepdims=True), jnp.nan, weights)
+    return jnp.where(known, ids, table.shape[0]), weights.astype(table.dtype)
 
 
 def _sum_of_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
@@ -84,8 +84,8 @@ def _sum_of_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 # One place of every text at a time: the sums stay in the cache, and so does the gradient of the
-# logits on the way back. All rows at once are L times as much and seven times slower. The loop has
-# a gradient of its own because XLA then merges a metrics pass with that of the loss.
+# logits in the backward pass. All rows at once take L times the memory and seven times the time.
+# With its own gradient rule XLA merges the loop of the metrics with that of the loss.
 @jax.custom_vjp
 def _place_by_place(table: jax.Array, rows: jax.Array) -> jax.Array:
     def add(place: jax.Array, total: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Tasks: a model and a kind of data, made into the three functions of a `Task`."""
+"""Tasks: the functions of a `Task` for a model and a kind of data."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.data.image_transforms import scale
 
-# Names this module's draws, so that a model's own, as dropout, share none of them.
+# The stream of this module's draws, apart from those of a model, such as dropout.
 _PREPARE_STREAM = 0x50524550
 
 
@@ -26,14 +26,14 @@ def classification_task(
 ) -> Task:
     """Single-label classification with softmax cross-entropy.
 
-    Batches hold "x" `[B, *input_shape]` (uint8 images are scaled to [0, 1] here, floats are taken
-    as they are) and "y" integer `[B]`, 0 <= y < num_classes. Padded rows may hold anything: before
-    `prepare` and the model see them they are replaced by the batch's first real row, so that
-    neither their values nor the derivatives at them can matter.
+    Batches hold "x" `[B, *input_shape]` (uint8 images are scaled to [0, 1] here, floats are not)
+    and "y" integer `[B]`, 0 <= y < num_classes. Padded rows may hold anything: before `prepare` and
+    the model they are replaced by the batch's first real row, so that neither their values nor the
+    derivatives at them matter.
 
     Metrics are "loss" and "accuracy". A label outside the range makes the loss nan (so the upload
-    is rejected, the metric nan); logits that are nan or infinite (-inf beside finite ones may be)
-    make the accuracy nan, never a lucky hit.
+    is rejected, the metric nan); logits that are nan or inf (-inf beside finite ones is allowed)
+    make the accuracy nan.
 
     Args:
         model: a Flax Linen module; or a function `rngs -> nnx.Module`; or an NNX module, whose own
@@ -41,15 +41,15 @@ def classification_task(
             keyword `train` gets it, and the key as its "dropout" stream.
         input_shape: shape of one sample.
         num_classes: width of the model's output.
-        compute_dtype: a float dtype, as `jnp.bfloat16`, that parameters and inputs are rounded to
-            for the model alone; losses, gradients and all that is kept between steps stay in the
-            parameters' own. By default nothing is rounded.
+        compute_dtype: a float dtype, such as `jnp.bfloat16`, to which parameters and inputs are
+            rounded for the model alone; losses, gradients and all state between steps stay in the
+            parameters' dtype. By default nothing is rounded.
 
     Returns:
         A `Task`.
 
     Raises:
-        ValueError: if the model keeps statistics beside its parameters (BatchNorm), or its output
+        ValueError: if the model has statistics beside its parameters (BatchNorm), or its output
             is not `[B, num_classes]`; the task's functions, for a "y" that is not as described.
     """
     init, apply, same = _functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
@@ -60,9 +60,9 @@ def classification_task(
             x = prepare(x, None if key is None else jax.random.fold_in(key, _PREPARE_STREAM))
         logits = apply(params, scale(x), key)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        legal = (y >= 0) & (y < num_classes)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(legal, y, 0))
-        return _counted(losses, legal, mask), logits, y
+        known = (y >= 0) & (y < num_classes)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(known, y, 0))
+        return _counted(losses, known, mask), logits, y
 
     def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, y: jax.Array) -> dict:
         hits = jnp.where(_are_numbers(logits), logits.argmax(axis=-1) == y, jnp.nan)
@@ -93,12 +93,12 @@ def tags_task(
     summed over tags, averaged over rows. The federated tag-prediction baselines average over tags
     and sum over rows instead: their loss is B / num_tags times ours, and so is the `local_lr` here
     that takes the same step as theirs (100 there with B 100 and 500 tags is 20 here). The paper's
-    0.01 hardly moves this model.
+    0.01 hardly changes this model.
 
-    Metrics are "loss" and "recall_at_5": of all true tags of all rows, the share that is among the
-    five highest logits of its row. On equal logits the lower tag goes first; with fewer than five
-    tags all are among them. It is nan where no row has a tag, or a row that counts has a logit that
-    is nan or inf. A tag outside the range makes the loss nan.
+    Metrics are "loss" and "recall_at_5": of all true tags of all rows, the share among the five
+    highest logits of its row. Of equal logits the lower tag is first; with fewer than five tags all
+    are among them. It is nan where no row has a tag, or a real row has a logit that is nan or inf.
+    A tag outside the range makes the loss nan.
 
     Args:
         model: as for `classification_task`; its method `descend(params, x, slope)`, where it has
@@ -116,14 +116,15 @@ def tags_task(
     Source: the StackOverflow task of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
     """
     init, apply, same = _functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
+    own_step: Any = getattr(model, "descend", None)
 
     def from_logits(logits: jax.Array, y: jax.Array, mask: jax.Array) -> tuple:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         tagged = (y[:, :, None] == jnp.arange(num_tags)[None, None]).any(axis=1)
         # Half the exponentials of optax.sigmoid_binary_cross_entropy, which allows soft labels.
         losses = (jax.nn.softplus(logits) - jnp.where(tagged, logits, 0.0)).sum(axis=1)
-        legal = ((y >= -1) & (y < num_tags)).all(axis=1)
-        return _counted(losses, legal, mask), logits, tagged
+        known = ((y >= -1) & (y < num_tags)).all(axis=1)
+        return _counted(losses, known, mask), logits, tagged
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
         x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B, T]"), mask)
@@ -142,38 +143,44 @@ def tags_task(
         params: Params, batch: Batch, mask: jax.Array, key: jax.Array, rate: float
     ) -> tuple[jax.Array, dict, Params]:
         x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B, T]"), mask)
-        logits = apply(params, x, key)
-        head = _task(None, lambda z, *_: from_logits(z, y, mask), measure, same=True)
-        seen, slope = jax.value_and_grad(head.observe, has_aux=True)(logits, batch, mask, key)
-        return *seen, model.descend(params, x, rate * slope)
+
+        def head(logits: jax.Array) -> tuple:
+            return _observed(from_logits(logits, y, mask), measure, mask)
+
+        seen, slope = jax.value_and_grad(head, has_aux=True)(apply(params, x, key))
+        return *seen, own_step(params, x, rate * slope)
 
     task = _task(init, rows, measure, same)
-    own_step = same and hasattr(model, "descend")
-    return task._replace(descend=descend) if own_step else task
+    return task._replace(descend=descend) if same and own_step is not None else task
 
 
-def _task(init: Callable | None, rows: Callable, measure: Callable, same: bool) -> Task:
+def _task(init: Callable, rows: Callable, measure: Callable, same: bool) -> Task:
     """The functions of a `Task`.
 
-    `rows(params, batch, mask, key)` gives losses `[B]`, zero where masked, and what else
-    `measure(mask, losses, ...)` makes metrics of; `same` is whether training and evaluation go
-    through the same model, whatever the key.
+    `rows(params, batch, mask, key)` returns losses `[B]`, zero where masked, and the further
+    arguments of `measure(mask, losses, ...)`, which returns the metrics; `same` is whether training
+    and evaluation compute the same, for every key.
     """
 
-    def mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
-        return losses.sum() / jnp.maximum(mask.sum(), 1)
-
     def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
-        return mean(rows(params, batch, mask, key)[0], mask)
+        return _mean(rows(params, batch, mask, key)[0], mask)
 
     def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
         return measure(mask, *rows(params, batch, mask, None))
 
     def observe(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> tuple:
-        found = rows(params, batch, mask, key)
-        return mean(found[0], mask), measure(mask, *jax.lax.stop_gradient(found))
+        return _observed(rows(params, batch, mask, key), measure, mask)
 
     return Task(init, loss, metrics, observe if same else None)
+
+
+def _observed(found: tuple, measure: Callable, mask: jax.Array) -> tuple:
+    """The loss and the metrics of what `rows` returned."""
+    return _mean(found[0], mask), measure(mask, *jax.lax.stop_gradient(found))
+
+
+def _mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
+    return losses.sum() / jnp.maximum(mask.sum(), 1)
 
 
 def _functions(
@@ -181,14 +188,14 @@ def _functions(
 ) -> tuple[Callable, Callable, bool]:
     """`init(key) -> params` and `apply(params, x, key) -> logits [B, width]` of a model.
 
-    And whether `apply` does the same with any key as with None, as in evaluation.
+    And whether `apply` computes the same with a key, in training, as with None, in evaluation.
     """
     if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
         raise ValueError(f"compute_dtype: expected a float dtype or None, found {compute_dtype!r}")
     example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
     init, exact = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
 
-    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    def apply(params: Params, x: Any, key: jax.Array | None) -> jax.Array:
         if jnp.issubdtype(x.dtype, jnp.floating):  # and not token ids
             x = optax.tree.cast(x, compute_dtype)
         return exact(optax.tree.cast(params, compute_dtype), x, key)
@@ -207,19 +214,19 @@ def _functions(
 
 def _linen(model: linen.Module, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable]:
     takes_train = "train" in inspect.signature(type(model).__call__).parameters
-    example = jnp.zeros((1, *example.shape[1:]), example.dtype)
+    one = jnp.zeros((1, *example.shape[1:]), example.dtype)
 
-    def call(train: bool) -> dict[str, bool]:
+    def call(train: bool) -> dict[str, Any]:
         return {"train": train} if takes_train else {}
 
-    shapes = jax.eval_shape(lambda key: model.init(key, example, **call(False)), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: model.init(key, one, **call(False)), jax.random.key(0))
     _refuse_statistics(sorted(set(shapes) - {"params"}))
 
-    @jax.jit  # the model's output is then never computed, which op by op takes a deep one seconds
+    @jax.jit  # without the model's output, which takes a deep model seconds op by op
     def init(key: jax.Array) -> Params:
-        return model.init(key, example, **call(False))["params"]
+        return model.init(key, one, **call(False))["params"]
 
-    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> Any:
         rngs = None if key is None else {"dropout": key}
         return model.apply({"params": params}, x, **call(key is not None), rngs=rngs)
 
@@ -241,7 +248,7 @@ def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable]
         return nnx.to_pure_dict(nnx.state(build(key), nnx.Param))
 
     def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        state = jax.tree.map(lambda a: a, shapes)  # a copy: the next line fills it in place
+        state = jax.tree.map(lambda a: a, shapes)  # a copy, which the next line fills in place
         nnx.replace_by_pure_dict(state, params)
         module = nnx.merge(
             graph, state, _seeded(streams, jax.random.key(0) if key is None else key)
@@ -257,7 +264,7 @@ def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:
     leaves, structure = jax.tree.flatten(streams)
     fresh = [
         jax.random.fold_in(key, i)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         else jnp.zeros(leaf.shape, leaf.dtype)
         for i, leaf in enumerate(leaves)
     ]
@@ -273,20 +280,20 @@ def _refuse_statistics(found: list[str]) -> None:
 
 
 def _labels(y: jax.Array, shape: str) -> jax.Array:
-    """Labels in a dtype that holds every number they are compared with."""
+    """Labels in a dtype that holds all numbers that they are compared with."""
     if jnp.issubdtype(y.dtype, jnp.inexact) or y.ndim != shape.count(",") + 1:
         raise ValueError(f"y: expected integers {shape}, found {y.dtype} {y.shape}")
     return tree_util.at_least_int32(y)
 
 
-def _counted(losses: jax.Array, legal: jax.Array, mask: jax.Array) -> jax.Array:
-    """Losses `[B]`: 0 where masked, and nan with derivatives that are nan where not legal."""
-    # A product: what a `where` leaves out would have the derivative 0, and so spoil no upload.
-    return jnp.where(mask, losses * jnp.where(legal, 1.0, jnp.nan), 0.0)
+def _counted(losses: jax.Array, known: jax.Array, mask: jax.Array) -> jax.Array:
+    """Losses `[B]`: 0 where masked, and nan with nan derivatives where the label is not `known`."""
+    # A product: a `where` alone would give the derivative 0, and the upload would not be rejected.
+    return jnp.where(mask, losses * jnp.where(known, 1.0, jnp.nan), 0.0)
 
 
 def _are_numbers(logits: jax.Array) -> jax.Array:
-    """bool `[B]`: whether the greatest logit is a number; -inf is no mark of a broken model."""
+    """bool `[B]`: whether the largest logit is finite; models may mask classes with -inf."""
     return jnp.isfinite(logits.max(axis=-1))
 
 

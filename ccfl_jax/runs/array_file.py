@@ -1,8 +1,8 @@
-"""Arrays by name, with what is said of them, as one npz file that Orbax keeps.
+"""Named arrays and a JSON value as one npz file, a checkpoint item for Orbax.
 
-Orbax's own form for arrays, TensorStore's, notices no changed byte and lets go of some 20 kB less
-than it took with every save; an npz file has a checksum of every member. Orbax takes most of a
-second to import: so is this module imported inside functions.
+Orbax's own format for arrays, TensorStore's, does not notice a changed byte and leaks about 20 kB
+with every save; an npz file has a checksum of every member. Orbax takes most of a second to import,
+so this module is imported inside functions.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ _FILE, _SAID = "arrays.npz", "said"
 
 
 class ArrayFileHandler(ocp.AsyncCheckpointHandler):
-    """What an Orbax `CheckpointManager` saves and restores such files with."""
+    """Saves and restores such files for an Orbax `CheckpointManager`."""
 
     async def async_save(self, directory: Path, args: "ArrayFile") -> list[Future]:
-        """Returns what writes the file; the arrays must not change meanwhile."""
+        """Returns the future that writes the file; the arrays must not change until it is done."""
         writing = _write(Path(os.fspath(directory)), args)
         return [CommitFutureAwaitingContractedSignals(writing, name="array_file")]
 
     def save(self, directory: Path, args: "ArrayFile") -> None:
-        """Writes the file at once."""
+        """Not needed: the manager saves asynchronously."""
         raise NotImplementedError("array_file: expected an asynchronous save, found a synchronous one")
 
     def restore(self, directory: Path, args: "ArrayFile | None" = None) -> "ArrayFile":
-        """What was saved.
+        """The saved file.
 
         Raises:
             ValueError, OSError: for a file that is not whole.
@@ -51,7 +51,7 @@ class ArrayFileHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(ArrayFileHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class ArrayFile(ocp.args.CheckpointArgs):
-    """What the file holds.
+    """The content of the file.
 
     Attributes:
         arrays: name -> a NumPy array of any of JAX's dtypes.
@@ -68,9 +68,10 @@ async def _write(folder: Path, file: ArrayFile) -> None:
     kinds = {name: (str(a.dtype), a.shape) for name, a in file.arrays.items()}
     said = json.dumps((kinds, file.about), allow_nan=False).encode()
     # As bytes: npz knows no bfloat16.
-    members = {name: np.ravel(a).view(np.uint8) for name, a in file.arrays.items()}
+    members: dict[str, Any] = {n: np.ravel(a).view(np.uint8) for n, a in file.arrays.items()}
+    members[_SAID] = np.frombuffer(said, np.uint8)
     with open(folder / _FILE, "wb") as opened:
-        np.savez(opened, **{_SAID: np.frombuffer(said, np.uint8)}, **members)
+        np.savez(opened, **members)
         opened.flush()
         os.fsync(opened.fileno())
 

@@ -1,8 +1,8 @@
-"""Checkpoints, on the host: kept by Orbax, and written while training goes on.
+"""Checkpoints: kept by Orbax, and written while training continues.
 
-One holds `state`, all that the next round needs; `infos`, what the rounds since the last row of the
-record brought; and `about`, strict JSON of whoever saves: in one file, of which every byte is under
-a checksum. Orbax is imported inside the functions because it takes most of a second.
+A checkpoint holds `state`, all that the next round needs; `infos` of the rounds since the last row
+of the metrics; and `about`, strict JSON of the caller; in one file with a checksum of every byte.
+Orbax is imported inside the functions because that takes most of a second.
 """
 
 import os
@@ -20,12 +20,12 @@ _ITEM, _STATE, _INFOS = "run", "state.", "infos."
 
 
 class Saved(NamedTuple):
-    """What a checkpoint gives back.
+    """A restored checkpoint.
 
     Attributes:
-        state: where the run stood.
-        infos: the rounds since the last row of the record, stacked; None where there are none.
-        about: what was said of it when it was saved.
+        state: the state before the next round.
+        infos: the rounds since the last row of the metrics, stacked; None without any.
+        about: the JSON value that was saved with it.
     """
 
     state: State
@@ -36,7 +36,7 @@ class Saved(NamedTuple):
 def open_checkpoints(folder: str | os.PathLike, keep: int = 2) -> Any:
     """The Orbax `CheckpointManager` of `folder`, which keeps the newest `keep` and the best.
 
-    What a process that was killed left half-written is removed.
+    Half-written checkpoints of a killed process are removed.
     """
     import orbax.checkpoint as ocp
     from orbax.checkpoint import checkpoint_managers as managers
@@ -63,14 +63,14 @@ def save(
     about: Mapping[str, Any] | None = None,
     score: float | None = None,
 ) -> None:
-    """Saves `state` under its round; returns once it is copied, the disk gets it meanwhile.
+    """Saves `state` under its round; returns once it is copied, before it is written.
 
     Args:
-        checkpoints: as opened.
-        state: of a run, or those of trials at the same round, stacked.
-        infos: the rounds since the last row of the record, stacked NumPy arrays.
-        about: strict JSON, anything that going on needs besides.
-        score: by which the best checkpoint is kept; without one this is not the best.
+        checkpoints: from `open_checkpoints`.
+        state: of a run, or of trials at the same round, stacked.
+        infos: the rounds since the last row of the metrics, stacked NumPy arrays.
+        about: strict JSON, all else that resuming needs.
+        score: the largest marks the best checkpoint, which is kept; None: not the best.
 
     Raises:
         OSError: if this one, or the one before it, could not be written.
@@ -89,12 +89,12 @@ def save(
         checkpoints.save(
             int(np.max(state.round)), args=ocp.args.Composite(**{_ITEM: file}), metrics=metrics
         )
-    except Exception as error:  # Orbax raises whatever the file system gave it
+    except Exception as error:  # Orbax raises the file system's errors, of many kinds
         raise _not_written(checkpoints, error) from error
 
 
 def close(checkpoints: Any) -> None:
-    """Waits until all is on disk.
+    """Waits until all checkpoints are written.
 
     Raises:
         OSError: if the last checkpoint could not be written.
@@ -109,22 +109,22 @@ def close(checkpoints: Any) -> None:
 def restore(
     checkpoints: Any, like: State | Callable[[dict[str, Any]], State]
 ) -> tuple[Saved | None, list[str]]:
-    """The newest checkpoint that is whole, None where there is none at all, and what is not whole.
+    """The newest undamaged checkpoint, None if there is none at all, and the damaged ones.
 
-    One that is not whole (cut off, emptied, changed: its checksums tell) is removed: going on
-    comes by its round again.
+    A damaged checkpoint (cut off, emptied or changed, by its checksums) is removed: the run that
+    resumes will pass its round again.
 
     Args:
-        checkpoints: as opened.
+        checkpoints: from `open_checkpoints`.
         like: a state with the structure, shapes, dtypes and shardings wanted, or a function that
-            gives it for what is said of the checkpoint.
+            returns it for the checkpoint's `about`.
 
     Returns:
-        What was saved, and a line for every newer checkpoint that was not whole.
+        The checkpoint, and a line for every newer one that was damaged.
 
     Raises:
-        ValueError: naming a leaf that differs from `like` in presence, shape or dtype.
-        OSError: if there are checkpoints, but none is whole.
+        ValueError: with a leaf that differs from `like` in presence, shape or dtype.
+        OSError: if all checkpoints are damaged.
     """
     checkpoints.wait_until_finished()
     broken = []
@@ -157,7 +157,7 @@ def _read(checkpoints: Any, number: int) -> tuple[dict[str, np.ndarray], dict[st
 
 
 def _saved(arrays: dict[str, np.ndarray], about: dict[str, Any], like: State, place: Any) -> Saved:
-    """What was saved, its state like `like`; refuses one with other leaves."""
+    """The checkpoint with a state like `like`; ValueError for other leaves."""
     target = _with_raw_key(like)
     saved = {n.removeprefix(_STATE): a for n, a in arrays.items() if n.startswith(_STATE)}
     wanted = _named(target)
@@ -194,7 +194,7 @@ def _kind(leaf: Any) -> str | None:
 
 
 def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
-    """On the devices that `like` is on, of all processes."""
+    """The array with the sharding of `like`, over all processes."""
     return jax.make_array_from_callback(array.shape, like.sharding, lambda place: array[place])
 
 

@@ -1,9 +1,8 @@
-"""The record of a run, on the host: the rows of its metrics.
+"""The metrics of a run: their rows, in `metrics.jsonl`.
 
-A run folder holds `config.json` (`config_file`), `metrics.jsonl` (one strict JSON object a line,
-rising in `round`), `schedule.npz`, `checkpoints/` and, once somebody drew them, `curves.png`; while
-a process works on it also `lock`. Nothing here runs inside a compiled program. Of several processes
-the first one writes.
+A run folder holds `config.json` (`run_config`), `metrics.jsonl` (one strict JSON object a line,
+rising in `round`), `schedule.npz`, `checkpoints/`, once drawn `curves.png`, and `lock` while a
+process trains. Nothing here runs inside a compiled program. Of several processes the first writes.
 """
 
 import itertools
@@ -31,12 +30,12 @@ Row = dict[str, Any]  # a line of the metrics, by column
 
 
 class Run(NamedTuple):
-    """What of a run its rows need, the same for all of them.
+    """What all rows of a run need.
 
     Attributes:
         schedule: from round 0 on.
-        model_bytes: those of one model's parameters.
-        max_rejected: more uploads left out than that make a run diverged too; None: any number.
+        model_bytes: bytes of one model's parameters.
+        max_rejected: the run has diverged if more uploads are rejected; None: no limit.
     """
 
     schedule: Schedule
@@ -47,7 +46,7 @@ class Run(NamedTuple):
 def append_rows(folder: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Adds lines to `metrics.jsonl`, all or none; returns the rows as written.
 
-    What is not finite is None. Of trials that advance together each row names its `trial`.
+    Numbers that are not finite become None. A row of trials trained together names its `trial`.
     """
     plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
     if jax.process_index() == 0 and plain:
@@ -77,8 +76,8 @@ def keep_rows(folder: str | os.PathLike, counts: Mapping[str, int]) -> list[list
     """Cuts `metrics.jsonl` back to the first rows of each trial, and returns those of each.
 
     Args:
-        folder: of the run, or of trials that advance together.
-        counts: how many rows of each trial; a run's own rows name none, and count as "".
+        folder: of the run, or of trials trained together.
+        counts: rows to keep of each trial; the trial of a run's own rows is "".
 
     Raises:
         ValueError: if there are fewer, or their rounds do not rise.
@@ -106,11 +105,11 @@ def keep_rows(folder: str | os.PathLike, counts: Mapping[str, int]) -> list[list
 
 
 def first_row(test: Mapping[str, float], compile_seconds: float, has_clock: bool = False) -> Row:
-    """The row of x_0: nothing was trained, so the training columns are None.
+    """The row of x_0, before training: the training columns are None.
 
     Args:
         test, compile_seconds: as for `next_row`.
-        has_clock: whether the schedule has times: `virtual_time` is then 0, otherwise None.
+        has_clock: whether the schedule has times; `virtual_time` is then 0, otherwise None.
     """
     finite = math.isfinite(test["loss"])
     return {
@@ -142,33 +141,33 @@ def next_row(
     seconds: float,
     compile_seconds: float | None,
 ) -> Row:
-    """The row that follows `rows` after the rounds of `info` (stacked `[rounds, ...]`).
+    """The row after `rows`, for the rounds of `info` (stacked `[rounds, ...]`).
 
     Args:
-        rows: those before, from the first on; their sums go on.
-        run: what stays the same.
-        info: the rounds since the last of them.
-        test: "loss" and the task's other metrics, of the model after them; nan where its numbers
-            are not finite, as `evaluate` has it.
-        seconds: how long those rounds took, without compilation and evaluation.
-        compile_seconds: for the first row that a process writes, otherwise None.
+        rows: all rows before, whose sums continue.
+        run: of the run.
+        info: the rounds since the last row.
+        test: "loss" and the task's other metrics, of the model after them, by `evaluate`; nan
+            where it is not finite.
+        seconds: of those rounds, without compilation and evaluation.
+        compile_seconds: in the first row that a process writes, otherwise None.
 
     Returns:
         `round`, the server updates made: the row describes x_round. Since the previous row:
         `train_loss` and the other metrics, means over rounds of each round's unweighted mean over
         the uploads that counted (rounds without any left out, None without such a round);
         `participants` and `rejected`, sums over rounds; `rejected_clients`, client -> how often;
-        `mean_staleness` and `mean_steps`, over all slots that returned. Since round 0:
-        `client_updates` (slots that returned, rejected ones too), `samples` (useful: masked work
-        not counted) and `seconds`; `bytes_sent`, the clients' uploads: `client_updates` times one
-        model's parameters, and `bytes_received`, the downloads of the same slots, as many. What a
-        clock dropped fills no slot and is in neither: the clock's log has it. `virtual_time`:
-        seconds on the schedule's clock when the last round ended, None without a clock.
+        `mean_staleness` and `mean_steps`, over all returned slots. Since round 0:
+        `client_updates` (returned slots, rejected ones too), `samples` (without masked work) and
+        `seconds`; `bytes_sent`, the clients' uploads: `client_updates` times one model's
+        parameters, and `bytes_received`, the same for their downloads. Both are without tasks that
+        the clock dropped, which fill no slot; the clock's log has them. `virtual_time`: seconds on
+        the schedule's clock at the end of the last round, None without a clock.
 
-        `diverged`: the model is not finite, its test loss is a thousand times that of x_0 (below 1,
-        or none, counts as 1; a run may come back from it), or too many uploads were left out;
-        `diverged_at`, since which round: the first after which the model was not finite, or that of
-        the first row in a series.
+        `diverged`: the model is not finite, its test loss is a thousand times that of x_0 (at least
+        1; a run may recover from it), or too many uploads were rejected; `diverged_at`: the round
+        since which, the first after which the model was not finite, or that of the first such
+        row.
     """
     previous = rows[-1]
     counted, left_out = np.asarray(info.participants) > 0, int(np.sum(info.rejected))
@@ -202,11 +201,11 @@ def next_row(
 
 
 def has_failed(rows: Sequence[Row], max_rejected: int | None) -> bool:
-    """Whether a run with these rows should end: its model is lost, or too many uploads are.
+    """Whether a run should end: its model is not finite, or too many uploads were rejected.
 
     Args:
-        rows: from the first on, at least one.
-        max_rejected: the uploads that may be left out in all; None: any number.
+        rows: all of its rows, at least one.
+        max_rejected: rejected uploads in all, at most; None: no limit.
     """
     limit = math.inf if max_rejected is None else max_rejected
     return rows[-1]["test_loss"] is None or _rejected(rows) > limit
@@ -217,13 +216,13 @@ def _rejected(rows: Sequence[Row]) -> int:
 
 
 def score_name(row: Mapping[str, Any]) -> str:
-    """What a row calls the task's metric, the one besides the loss, as "accuracy"; or "score"."""
+    """The name of the task's metric in a row, such as "accuracy"; "score" without one."""
     names = (n[5:] for n in row if n.startswith("test_") and n != "test_loss")
     return next(names, "score")
 
 
 def score_text(row: Mapping[str, Any]) -> str:
-    """The task's metric in a row, for a person."""
+    """The task's metric in a row, as text."""
     name = score_name(row)
     value = row[f"test_{name}"]
     return f"test {name} " + ("not finite" if value is None else f"{value:.4f}")

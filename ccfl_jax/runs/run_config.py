@@ -1,4 +1,4 @@
-"""The settings of a run, on the host: `config.json`, every resolved value and where it ran."""
+"""The settings of a run: `config.json`, with every resolved value and the environment."""
 
 import hashlib
 import importlib.metadata
@@ -35,16 +35,16 @@ def environment() -> dict[str, Any]:
 
 
 def check(folder: str | os.PathLike, config: Mapping[str, Any], free: Collection[str]) -> None:
-    """Refuses to go on with a run under another configuration.
+    """Checks that a run is resumed with its own settings.
 
     Args:
         folder: of the run.
-        config: what the run would go on with.
+        config: the settings to resume it with.
         free: the fields that may differ.
 
     Raises:
         FileNotFoundError: if `folder` holds no run.
-        ValueError: naming every other field that differs, with both values.
+        ValueError: with every other field that differs and both values.
     """
     path = Path(folder) / CONFIG
     if not path.is_file():
@@ -62,7 +62,7 @@ def check_same(
     config: Mapping[str, Any],
     free: Collection[str],
 ) -> None:
-    """Refuses settings that differ from those saved in `place`, but for the fields in `free`.
+    """Checks settings against those saved in `place`, except the fields in `free`.
 
     Raises:
         ValueError: naming every other field that differs, with both values.
@@ -82,7 +82,7 @@ def check_same(
 
 
 def digest(config: Mapping[str, Any], free: Collection[str]) -> str:
-    """SHA-256 of the settings as hexadecimal digits, without those in `free` and those of None."""
+    """SHA-256 of the settings as hexadecimal digits, without those in `free` and None values."""
     kept = {n: v for n, v in sorted(config.items()) if n not in free and v is not None}
     return hashlib.sha256(json.dumps(kept, allow_nan=False).encode()).hexdigest()
 

@@ -1,8 +1,8 @@
-"""Plan: which history slot holds each global model, and for how long.
+"""History plan: which history slot holds each global model, and for how long.
 
-A model has to be kept from the round that it is first known in to the last that a client starts
-from it in. The schedule says which one that is, so the history needs as many slots as models are
-wanted at once, however stale some clients are.
+A model is kept from the round in which it is made to the last in which a client starts from it.
+The schedule tells that round, so the history needs as many slots as models are kept at once,
+however stale some clients are.
 """
 
 from heapq import heappop, heappush
@@ -11,21 +11,21 @@ import numpy as np
 
 
 def plan(staleness: np.ndarray, reads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Slots for the models of a whole run, from round 0.
+    """The history slots of the models of a whole run, from round 0.
 
-    Model x_v is known from round v on (x_0 from the start, in slot 0) and kept to the last round t
-    in which a slot with staleness t - v reads it. In a round all reads come before x_{t+1} is
-    written, which may thus take a slot that was read for the last time in t. In order of v, each
-    model takes the lowest free slot: these are intervals, so no plan has fewer slots.
+    Model x_v exists from round v on (x_0 in history slot 0) and is kept to the last round t with a
+    staleness of t - v. In a round all reads come before the write of x_{t+1}, which may thus take a
+    history slot that is read for the last time in t. In order of v, each model takes the lowest
+    free one: these are intervals, so no plan needs fewer.
 
     Args:
         staleness: integers `[rounds, slots]`.
-        reads: bool `[rounds, slots]`, which of them start from a model.
+        reads: bool `[rounds, slots]`, the slots that train (`Schedule.working`).
 
     Returns:
         `read` int32 `[rounds, slots]`, the history slot of each one's model, 0 where none is read;
-        `write` int32 `[rounds]`, the history slot of x_{t+1}, or their number where it is never
-        read.
+        `write` int32 `[rounds]`, the history slot of x_{t+1}, or the number of history slots where
+        it is never read.
 
     Raises:
         ValueError: for a staleness of more than t in round t.
@@ -40,7 +40,7 @@ def plan(staleness: np.ndarray, reads: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def last_reads(staleness: np.ndarray, reads: np.ndarray) -> np.ndarray:
-    """int64 `[rounds]`: the last round that reads x_v, v = 0, 1, ...; -1 where none does.
+    """int64 `[rounds]`: the last round that reads x_v, v = 0, 1, ...; -1 without any.
 
     Raises:
         ValueError: for a staleness of more than t in round t.
@@ -60,9 +60,9 @@ def slots_needed(last: np.ndarray) -> int:
 
 
 def _places(last: np.ndarray) -> np.ndarray:
-    """int32 `[rounds]`: the slot of each model; the number of slots where it is never read."""
+    """int32 `[rounds]`: each model's history slot; their number where it is never read."""
     slots = slots_needed(last)
-    place, free = [slots] * len(last), list(range(slots))  # in order, so it is a heap
+    place, free = [slots] * len(last), list(range(slots))  # sorted, so a heap
     kept = np.flatnonzero(last >= 0)
     ending = kept[np.argsort(last[kept], kind="stable")].tolist()
     ends, ended = last.tolist(), 0
@@ -75,19 +75,19 @@ def _places(last: np.ndarray) -> np.ndarray:
 
 
 def check_versions(staleness: np.ndarray, reads: np.ndarray, first_round: int) -> None:
-    """Refuses a start from a model before x_0; row k is round `first_round` + k.
+    """Checks that no slot starts before x_0; row k is round `first_round` + k.
 
     Raises:
         ValueError: with the staleness and the round.
     """
-    # Of any integer dtype, the unsigned ones too, from which nothing can be subtracted.
-    asked = np.where(reads, staleness, 0).astype(np.int64)
-    too_old = (asked - first_round - np.arange(len(asked))[:, None]).max(axis=1, initial=-1)
+    # As int64: unsigned ones cannot be subtracted from.
+    stale = np.where(reads, staleness, 0).astype(np.int64)
+    too_old = (stale - first_round - np.arange(len(stale))[:, None]).max(axis=1, initial=-1)
     if too_old.max(initial=0) > 0:
         row = int(too_old.argmax())
         raise ValueError(
             f"schedule: expected a staleness of at most {first_round + row} in round "
-            f"{first_round + row} (x_0 is the first model), found {asked[row].max()}"
+            f"{first_round + row} (x_0 is the first model), found {stale[row].max()}"
         )
 
 
@@ -99,16 +99,16 @@ def check_plan(
     first_round: int,
     held: np.ndarray,
 ) -> None:
-    """Refuses a plan that the history is too short for, or that does not go on from what it holds.
+    """Checks a plan against the length and the models of the history.
 
     Args:
         read, write: the plan, of rounds from `first_round` on.
         staleness, reads: of the same rounds.
         first_round: the number of the first.
-        held: integers `[history_length]`, the version in each slot before it.
+        held: integers `[history_length]`, the version in each history slot before it.
 
     Raises:
-        ValueError: with both lengths, or with the first start from a slot that holds another model.
+        ValueError: with both lengths, or with the first start from another model than the plan's.
     """
     needed = max(int(read.max(initial=0)) + 1, int(write.max(initial=0)))
     if needed > len(held):
@@ -120,7 +120,7 @@ def check_plan(
     t, k = np.nonzero(reads)
     version = t - staleness[t, k].astype(np.int64)
     slot = read[t, k].astype(np.int64)
-    # Writes in order of slot and round: the last one before a read is a search away.
+    # Writes in order of history slot and round: a search finds the last one before a read.
     writes = np.sort(write.astype(np.int64) * rounds + np.arange(len(write)))
     found = np.append(writes, -1)[np.searchsorted(writes, slot * rounds + t) - 1]
     written = found // rounds == slot
@@ -129,6 +129,6 @@ def check_plan(
     if wrong.any():
         i = int(wrong.argmax())
         raise ValueError(
-            f"read: expected that of x_{first_round + version[i]}; a plan is of the whole run, from"
-            f" round 0, found history slot {slot[i]} in round {first_round + t[i]}"
+            f"read: expected the history slot of x_{first_round + version[i]} (the plan is of a "
+            f"whole run), found {slot[i]} in round {first_round + t[i]}"
         )

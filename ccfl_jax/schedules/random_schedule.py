@@ -1,4 +1,4 @@
-"""The paper's random model: cohorts of all clients, or of those available, delays and work."""
+"""The paper's random schedule: cohorts of all clients, or of those available, delays and work."""
 
 from collections.abc import Iterable
 from itertools import repeat
@@ -8,7 +8,7 @@ import numpy as np
 from ccfl_jax.checks import check_seed, check_whole, check_work
 from ccfl_jax.schedules.schedule import Schedule
 
-# One generator each: changing the delays or the work must not move the cohorts.
+# One generator each: other delays or work must not change the cohorts.
 _CLIENT_STREAM, _STALENESS_STREAM, _WORK_STREAM = range(3)
 
 
@@ -26,17 +26,17 @@ def random_schedule(
 
     * `buffer_size` (m) distinct clients, uniformly without replacement (the theorem's assumption);
     * staleness uniform over the models that exist, at most `max_delay` (tau): 0 to min(t, tau);
-    * local work uniform over {1, ..., local_work * randomness} (K and R), afresh in every slot.
+    * local work uniform over {1, ..., local_work * randomness} (K and R), drawn for every slot.
 
-    Clients, staleness and work have generators of their own, and each round draws after the one
-    before it: changing the delays moves no cohort, and a longer schedule begins with the shorter
-    one.
+    Clients, staleness and work have their own generators, which draw round by round: other delays
+    do not change the cohorts, and a longer schedule begins with the shorter one.
 
     Args:
-        available: departs from the paper: a bool `[num_clients]` for each round, who can take part
-            (`availability.masks`). The cohort is drawn from those; where they are fewer than m the
-            last slots stay absent, with client, staleness and work 0. Masks that are always true
-            give the paper's schedule, and no mask moves a delay or work of a slot that is filled.
+        available: a departure from the paper: a bool `[num_clients]` for each round, the clients
+            that can take part (`availability.masks`). The cohort is drawn from those; if they are
+            fewer than m, the last slots are absent, with client, staleness and work 0. Masks that
+            are always true give the paper's schedule, and no mask changes the delay or work of a
+            filled slot.
 
     Raises:
         ValueError: for a count below its minimum, a buffer larger than the number of clients, a
@@ -90,7 +90,7 @@ def _draw_cohorts(
                     f"available: expected bool ({num_clients},), found {np.asarray(mask).dtype} "
                     f"{np.shape(mask)} in round {t}"
                 )
-            ids = np.flatnonzero(mask)  # draws from all ids are those from their number
+            ids = np.flatnonzero(mask)  # draws from all ids equal draws from their number
             size = min(slots, len(ids))
         client[t, :size] = rng.choice(ids, size, replace=False)
         present[t, :size] = True

@@ -1,7 +1,7 @@
-"""Schedule: who fills each slot of the server's buffer, how stale, after how much local work.
+"""Schedule: which client fills each slot of the server's buffer, how stale, with how much work.
 
-Everything that makes a run client-centric is laid down in these arrays before training starts, so a
-schedule can be drawn, saved, inspected and replayed under another server optimiser.
+All that makes a run client-centric is in these arrays before training starts, so a schedule can be
+drawn, saved, inspected and run again with another server optimiser.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Schedule:
         time: float64 `[rounds]`, seconds, when each round ended on a virtual clock, or None.
         read: int32, the history slot of the model that the slot starts from, as `planned` gives it;
             None where the history is a ring.
-        write: int32 `[rounds]`, the history slot that x_{t+1} goes to; what is none is dropped.
+        write: int32 `[rounds]`, the history slot that x_{t+1} goes to; one past the last drops it.
         num_clients: how many clients it was made for, or None.
         work_unit: what `work` counts, "epochs" or "steps"; None leaves it to `build_round`.
     """
@@ -47,7 +47,7 @@ class Schedule:
     time: np.ndarray | None = None
     read: np.ndarray | None = None
     write: np.ndarray | None = None
-    # What it was made for: no leaves, so that schedules can be stacked and indexed as trees.
+    # Static, not leaves, so that schedules can be stacked and indexed as trees.
     num_clients: int | None = dataclasses.field(default=None, metadata={"static": True})
     work_unit: WorkUnit | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -58,7 +58,7 @@ class Schedule:
 
     @property
     def num_slots(self) -> int:
-        """The places of the server's buffer, m."""
+        """The size of the server's buffer, m."""
         return np.shape(self.client)[-1]
 
     def replace(self, **changes: Any) -> "Schedule":
@@ -68,7 +68,7 @@ class Schedule:
     _replace = replace  # as NamedTuples, such as State, have it
 
     def rounds(self, start: int, stop: int) -> "Schedule":
-        """The piece of rounds start <= t < stop; it has to be run from a state at round `start`.
+        """The piece of rounds start <= t < stop, to be run from a state before round `start`.
 
         Raises:
             ValueError: unless 0 <= start <= stop <= number of rounds.
@@ -82,7 +82,7 @@ class Schedule:
         return self.replace(**{n: a[start:stop] for n, a in whole.items() if a is not None})
 
     def history_slots(self) -> int:
-        """How many global models the history of `planned` holds: the most that are kept at once.
+        """The number of history slots that `planned` needs: the most models kept at once.
 
         Raises:
             ValueError: as `planned`.
@@ -91,12 +91,12 @@ class Schedule:
         return history_plan.slots_needed(history_plan.last_reads(self.staleness, self.working()))
 
     def planned(self) -> "Schedule":
-        """The same with `read` and `write`: a history that holds only what will still be read.
+        """The same with `read` and `write`, for a history of only the models still to be read.
 
-        For a history of `history_slots()` models, where a ring would hold the largest staleness
-        + 1; the run is the same, bit for bit. The plan belongs to the whole schedule, run from
-        round 0 on: cut pieces from the result with `rounds`, change nothing else in it, and do not
-        go on with a longer schedule, whose plan is another one. `history_plan.plan` makes it.
+        It needs `history_slots()` models where a ring needs the largest staleness + 1; the run is
+        the same, bit for bit. The plan is that of the whole schedule, run from round 0: cut pieces
+        from the result with `rounds`, change nothing else in it, and do not continue with a longer
+        schedule, which has another plan. `history_plan.plan` makes it.
 
         Raises:
             ValueError: if the schedule is malformed or asks for a model before x_0.
@@ -106,39 +106,39 @@ class Schedule:
         return self.replace(read=read, write=write)
 
     def working(self) -> np.ndarray:
-        """bool `[rounds, slots]`: the slots that start from a model: present, and with work."""
+        """bool `[rounds, slots]`: the slots that train: present, and with work."""
         return np.asarray(self.present) & (np.asarray(self.work) > 0)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes it to `path` as npz, under exactly that name; a plan is left out.
+        """Writes it to `path` as npz, under exactly that name, without its plan.
 
-        Beside the arrays `num_clients` (an int64) and `epochs` (a bool, the work unit), where they
-        are known. A plan in a file could not be trusted; making it again takes no time.
+        Beside the arrays the file has `num_clients` (int64) and `epochs` (bool, the unit of work),
+        where they are known. A plan in a file could not be trusted, and is quick to make again.
         """
-        arrays = {name: getattr(self, name) for name in (*_FIELDS, "time", "num_clients")}
+        arrays: dict[str, Any] = {n: getattr(self, n) for n in (*_FIELDS, "time", "num_clients")}
         arrays["epochs"] = None if self.work_unit is None else self.work_unit == "epochs"
-        arrays = {name: np.asarray(a) for name, a in arrays.items() if a is not None}
-        write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+        known: dict[str, Any] = {n: np.asarray(a) for n, a in arrays.items() if a is not None}
+        write_whole(path, lambda file: np.savez_compressed(file, **known))
 
     def digest(self) -> str:
-        """SHA-256 of who, how stale, how much work and whether present, as hexadecimal digits."""
+        """SHA-256 of client, staleness, work and present, as hexadecimal digits."""
         total = hashlib.sha256(repr(np.shape(self.client)).encode())
         for name, dtype in _FIELDS.items():
-            total.update(np.ascontiguousarray(getattr(self, name), dtype))
+            total.update(np.ascontiguousarray(getattr(self, name), dtype).data)
         return total.hexdigest()
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Schedule":
-        """Reads what `save` wrote; never unpickles.
+        """Reads a file that `save` wrote; never unpickles.
 
-        The file is not trusted: its arrays together may unpack to 2^31 bytes.
+        The file is not trusted; its arrays may unpack to 2**31 bytes at most.
 
         Raises:
             OSError: if there is no such file, or it cannot be read.
-            ValueError: if it is not such a file, or its arrays do not fit together.
+            ValueError: if it is no schedule file, or its arrays do not fit together.
         """
         with naming(f"schedule file {os.fspath(path)}"):
-            arrays = read_npz(path, [*_FIELDS], ["time", "num_clients", "epochs"])
+            arrays: dict[str, Any] = read_npz(path, [*_FIELDS], ["time", "num_clients", "epochs"])
             scalars = _scalars(arrays.pop("num_clients", None), arrays.pop("epochs", None))
             Schedule(**arrays, **scalars).check()
         dtypes = {**_FIELDS, "time": np.float64}
@@ -146,7 +146,7 @@ class Schedule:
         return Schedule(**arrays, **scalars)
 
     def check(self) -> None:
-        """Refuses arrays that cannot be a schedule, whatever the data and the history.
+        """Checks the arrays alone, without data and history.
 
         Raises:
             ValueError: for a shape, dtype or value that is not as the class describes it.
@@ -172,7 +172,7 @@ class Schedule:
             raise ValueError(f"work_unit: expected epochs, steps or None, found {self.work_unit!r}")
 
     def stats(self, num_clients: int, steps: np.ndarray | None = None) -> dict[str, object]:
-        r"""What the schedule asks for, over present slots with work.
+        r"""Statistics of the present slots with work.
 
         With :math:`K_{t,i}` the local steps, :math:`s_{t,i}` the staleness and S_t the counted
         slots of round t, averaged over the rounds that have any (the theorem's constants, section 4
@@ -228,10 +228,10 @@ class Schedule:
 
 
 def check_clients(schedule: Schedule, num_clients: int) -> None:
-    """Refuses a schedule that names a client there is none of, or was made for other clients.
+    """Checks a schedule's clients against their number.
 
     Raises:
-        ValueError: with both numbers of clients, or the largest client id and the number.
+        ValueError: if it was made for another number of clients, or has a larger client id.
     """
     if schedule.num_clients not in (None, num_clients):
         raise ValueError(
@@ -260,8 +260,8 @@ def _ratio(total: np.ndarray, count: int) -> np.ndarray:
     return np.asarray(total) / count if count else np.full(np.shape(total), np.nan)
 
 
-def _scalars(num_clients: np.ndarray | None, epochs: np.ndarray | None) -> dict[str, object]:
-    """What a file says of its clients and its unit of work, as `Schedule` keeps them."""
+def _scalars(num_clients: np.ndarray | None, epochs: np.ndarray | None) -> dict[str, Any]:
+    """`num_clients` and `work_unit` of a file, as `Schedule` has them."""
     for name, value, kinds in (("num_clients", num_clients, "iu"), ("epochs", epochs, "b")):
         if value is not None and (value.shape or value.dtype.kind not in kinds):
             one = "one bool" if kinds == "b" else "one integer"
@@ -273,7 +273,7 @@ def _scalars(num_clients: np.ndarray | None, epochs: np.ndarray | None) -> dict[
 
 
 def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuses what is not as `Schedule` describes it."""
+    """Raises ValueError unless the array is as `Schedule` describes it."""
     kind = {"present": "bool", "time": "numbers"}.get(name, "integers")
     kinds = {"bool": "b", "numbers": "fiu", "integers": "iu"}[kind]
     if array.shape != shape or array.dtype.kind not in kinds:

@@ -51,8 +51,8 @@ def load_cifar(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Loads CIFAR-10 or CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images.
 
-    With `data_dir` from the files of the binary version, which lie in that folder or in the one
-    that their archive makes there:
+    With `data_dir` from the files of the binary version, in that folder or in the one that their
+    archive makes there:
 
     * `cifar10`: data_batch_1.bin to data_batch_5.bin and test_batch.bin, perhaps in
       cifar-10-batches-bin; a record is the label, then the image;
@@ -62,8 +62,8 @@ def load_cifar(
     An image is 3,072 bytes: the red plane row by row, then the green, then the blue. Without
     `data_dir` through TFDS, see `load_tfds`.
 
-    Files of any number of records are read, but where one of them has as many as it was published
-    with, all must: a file of the published ones that was cut off at the end of a record shows.
+    Files of any number of records are read, but where one has its published number, all must: a
+    published file that was cut off at the end of a record is refused.
 
     Args:
         name: "cifar10" or "cifar100".
@@ -92,7 +92,7 @@ def load_cifar(
 
 
 def _find(files: _Files, folder: Path) -> list[Path]:
-    """Where the training files and then the test file lie."""
+    """The paths of the training files, then of the test file."""
     names = (*files.train, files.test)
     places = {name: (folder / name, folder / files.folder / name) for name in names}
     found = {name: [path for path in places[name] if path.is_file()] for name in names}
@@ -110,7 +110,7 @@ def _record(files: _Files) -> int:
 
 
 def _count(path: Path, files: _Files) -> int:
-    """The number of records, by the size alone: nothing is read of files that do not fit."""
+    """The number of records, by the size of the file alone."""
     size = path.stat().st_size
     if size == 0 or size % _record(files):
         raise ValueError(

@@ -1,12 +1,14 @@
-"""Reader of IDX files, the format of MNIST and its kin."""
+"""Reader of IDX files, the format of MNIST."""
 
 import gzip
+import io
 import math
 import zlib
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
+
+_Opened = gzip.GzipFile | io.BufferedReader
 
 _UINT8 = 0x08
 _CHUNK = 1 << 20
@@ -19,9 +21,9 @@ def read_idx(path: str | Path) -> np.ndarray:
     The format: two zero bytes, a type code (0x08: uint8), the number of dimensions, then each
     dimension as a big-endian 32-bit number, then the items in row-major order.
 
-    The header is not trusted: memory is taken as items are read, and never for more of them than it
-    says. A plain file takes no more than it has bytes; of a compressed one, which may be a
-    thousandth of what it holds, the header may say up to 2^30 items.
+    The header is not trusted: memory is taken as items are read, for at most as many as the header
+    says. A plain file takes no more than its bytes; the header of a compressed one, which may be a
+    thousandth of its content, may say 2**30 items at most.
 
     Returns:
         uint8 array of the file's shape.
@@ -42,7 +44,7 @@ def read_idx(path: str | Path) -> np.ndarray:
                 raise ValueError(f"{path}: {error}") from error
 
 
-def _parse(file: BinaryIO, most: int | None) -> np.ndarray:
+def _parse(file: _Opened, most: int | None) -> np.ndarray:
     head = _read(file, 4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] != _UINT8 or not 1 <= head[3] <= 8:
         raise ValueError(
@@ -68,7 +70,7 @@ def _parse(file: BinaryIO, most: int | None) -> np.ndarray:
     return np.frombuffer(items, np.uint8).reshape(shape)
 
 
-def _read(file: BinaryIO, limit: int) -> bytearray:
+def _read(file: _Opened, limit: int) -> bytearray:
     # In pieces: a damaged header may claim more items than any memory holds.
     content = bytearray()
     while len(content) < limit and (piece := file.read(min(_CHUNK, limit - len(content)))):

@@ -1,4 +1,4 @@
-"""SQLite databases from outside, plain or compressed: opened read-only, and checked first."""
+"""SQLite databases that are not trusted, plain or compressed: checked, and opened read-only."""
 
 import contextlib
 import hashlib
@@ -14,10 +14,10 @@ from ccfl_jax.checks import naming, one_line
 
 
 def decompressed(source: Path, folder: Path) -> Path:
-    """The database itself: `source`, or what it holds, which is put into `folder` once and whole.
+    """The plain database: `source`, or its content, decompressed into `folder` once.
 
     Raises:
-        ValueError: naming `source`, where it is cut short or otherwise damaged.
+        ValueError: with `source`, where it is cut short or otherwise damaged.
         OSError: it cannot be read, or `folder` has no room.
     """
     if source.suffix == ".sqlite":
@@ -28,7 +28,7 @@ def decompressed(source: Path, folder: Path) -> Path:
     target = folder / f"{name}.sqlite"
     if not target.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        # A folder for each, as several processes may come at once.
+        # In its own folder, as several processes may do this at the same time.
         with tempfile.TemporaryDirectory(dir=folder) as workshop:
             part = Path(workshop) / name
             try:
@@ -44,10 +44,10 @@ def decompressed(source: Path, folder: Path) -> Path:
 def open_database(
     path: Path, source: Path, columns: dict[str, set[str]]
 ) -> Iterator[sqlite3.Connection]:
-    """Opens `path` read-only; what goes wrong in the block is said of `source`.
+    """Opens `path` read-only; errors in the block name `source`.
 
-    Its tables are plain ones with the columns asked for, and nothing that the file defines is run.
-    SQLite's columns take values of any type, so whoever reads one checks it.
+    Its tables are plain ones with the needed columns, and no code that the file defines is run.
+    SQLite's columns take values of any type, so the caller checks those it reads.
 
     Args:
         path: of the database.
@@ -55,10 +55,10 @@ def open_database(
         columns: table -> the columns it must have.
 
     Raises:
-        ValueError: naming `source`, for any of it.
+        ValueError: with `source`, for a database that is not so, or an error in the block.
     """
     try:
-        # `immutable`, which makes no file beside it, reads past changes that stand in these.
+        # `immutable`, which makes no file beside it, does not see changes in these.
         if any(Path(f"{path}{suffix}").exists() for suffix in ("-wal", "-journal")):
             raise ValueError("has a -wal or -journal file beside it: somebody is writing to it")
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
@@ -72,14 +72,14 @@ def open_database(
             _check_tables(db, columns)
             yield db
     except sqlite3.Error as error:
-        # SQLite's own texts may quote what is in the file, line breaks and all.
+        # SQLite's messages may quote the file, line breaks too.
         raise ValueError(f"{source}: {one_line(str(error), 200)}") from error
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
 
 
 def file_size(db: sqlite3.Connection) -> int:
-    """The bytes of an open database, as its header says."""
+    """The bytes of an open database, by its header."""
     pages, page = (db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
     return pages[0] * page[0]
 

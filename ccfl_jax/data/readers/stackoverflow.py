@@ -15,7 +15,7 @@ from ccfl_jax.data.readers.sqlite import decompressed, file_size, open_database
 from ccfl_jax.data.readers.tf_example import decode_example
 from ccfl_jax.data.readers.vocabulary import read_tag_ids, read_word_ids
 
-# Names this module's draws, so that no other part of a run with the same seed shares them.
+# The stream of this module's draws: no other part of a run with the same seed shares it.
 _STREAM = 0x534F5441
 _DATABASES = [
     f"{stem}.sqlite{packed}"
@@ -26,7 +26,7 @@ _COLUMNS = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"split_name", "client_id", "num_examples"},
 }
-# By client, for which an index on them is used; without one SQLite sorts.
+# By client, for which SQLite uses an index on them or sorts.
 _EXAMPLES = (
     "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
     "AND client_id IN (SELECT value FROM json_each(?)) ORDER BY client_id, rowid"
@@ -42,7 +42,7 @@ class _Wanted(NamedTuple):
         split: its name.
         clients: the ids of the n clients to read.
         sizes: int64 [n], how many examples each has.
-        rows: int64 [n], how many of these to take, the first in the file.
+        rows: int64 [n], how many of these to read, the first in the file.
     """
 
     split: str
@@ -67,7 +67,7 @@ def load_stackoverflow(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, int]]:
     """Loads posts with their tags, from the files of the federated Stack Overflow release.
 
-    `data_dir` holds three files, of each the first that is there:
+    `data_dir` holds three files, of each the first that exists:
 
     * stackoverflow.sqlite or corpus.sqlite, plain, .xz or .lzma, with the tables
       `examples(split_name, client_id, serialized_example_proto)` and
@@ -76,22 +76,22 @@ def load_stackoverflow(
     * stackoverflow.word_count or word_count: lines of a word and a count, which does not rise.
     * stackoverflow.tag_count or tag_count: a JSON object of tag -> count.
 
-    The first `vocabulary` words of the word file have the ids 0, 1, ...; the `num_tags` tags with
-    the highest counts, of equals the first in the alphabet, are 0, 1, .... The release's texts are
-    lower-case words already and are only split at white space. A text is the title, then the body,
-    so that what is cut off, all beyond `max_words` ids, is the end of the body. A repeated word is
-    there each time. Tags beyond the `num_tags` are left out; an example may so be left without any.
+    The first `vocabulary` words of the word file have the ids 0, 1, ...; so do the `num_tags` tags
+    with the highest counts, of equals in alphabetical order. The release's texts are lower-case
+    words already and are only split at white space. A text is the title, then the body; ids beyond
+    `max_words`, the end of the body, are cut off. A repeated word has an id each time. Tags beyond
+    the `num_tags` are left out, so an example may have none.
 
     A word outside the vocabulary has the id -2: it counts in the length that a bag of words is
     divided by and has no parameters, as in the program of Reddi et al. (Adaptive Federated
     Optimization, ICLR 2021). With `keep_unknown=False` it is left out, as in the baselines of
     TensorFlow Federated.
 
-    Of a client the first examples in the file are used. An index of the database on `client_id` is
-    used where it has one: a few clients of a large file are then read alone. A compressed file is
-    decompressed once into `cache_dir`; later calls find it there, as long as the path, size and
-    time of the file are the same. Nothing that a file says is run, and the type of every value is
-    checked. The tag file may have 16 MiB, a line of the word file 1 KiB.
+    Of a client the first examples in the file are used. With an index of the database on
+    `client_id` only the wanted clients of a large file are read. A compressed file is decompressed
+    once into `cache_dir`; later calls use that copy, as long as the path, size and time of the file
+    are the same. No code in a file is run, and the type of every value is checked. The tag file may
+    have 16 MiB, a line of the word file 1 KiB.
 
     Args:
         data_dir: folder of the three files.
@@ -100,8 +100,8 @@ def load_stackoverflow(
         seed: 0..2**32-1, of that draw and nothing else.
         max_examples: most examples of a training client.
         min_examples: clients with fewer in the split `train` are left out before the draw.
-        max_test: most test examples. They are those of the split `test`, client by client in an
-            order of clients that is drawn once and for all, as their ids may mean something.
+        max_test: most test examples, of the split `test`, client by client in one random order of
+            clients, the same for every seed, as the order of ids may have a meaning.
         vocabulary: number of words.
         num_tags: number of tags.
         max_words: L, the most ids of a text.
@@ -110,17 +110,17 @@ def load_stackoverflow(
 
     Returns:
         train, test: "x" int32 [N, L], word ids and then -1; "y" int32 [N, T], tags and then -1, T
-        the most that an example of this part has; "client" int32 [N], in train ascending from 0 to
-        num_clients-1, in test the number that the client has in train, or -1 if it is not there.
+        the most of an example of this part; "client" int32 [N], in train ascending from 0 to
+        num_clients-1, in test the number of the client in train, or -1 if it is not in train.
         counts: "clients" of the split `train` and how many of them are "too_small"; "words",
         "unknown_words", "cut_texts" and "untagged" examples among the training examples read.
 
     Raises:
-        FileNotFoundError: a file is missing; the message says which names are looked for.
-        ValueError: an argument is not as described, there are fewer clients, words or tags than
-            asked for, or a file is damaged, of another form or not of this corpus (examples and
-            `client_metadata` disagree, no word or no tag is known). The message names the file.
-        MemoryError: the examples asked for do not fit.
+        FileNotFoundError: a file is missing; the message has the possible names.
+        ValueError: an argument is not as described, there are fewer clients, words or tags than the
+            arguments say, or a file is damaged, of another format or not of this corpus (examples
+            and `client_metadata` disagree, no word or tag is known). The message names the file.
+        MemoryError: the examples do not fit.
         OSError: a file cannot be read, or `cache_dir` has no room for the decompressed one.
     """
     limits = {"max_examples": max_examples, "min_examples": min_examples, "max_test": max_test}
@@ -183,7 +183,7 @@ def _clients(db: sqlite3.Connection, split: str) -> tuple[np.ndarray, np.ndarray
 def _draw_train(
     db: sqlite3.Connection, num_clients: int | None, least: int, most: int, seed: int
 ) -> tuple[_Wanted, dict[str, int]]:
-    """What to read of the split `train`; how many clients it has, and of these are too small."""
+    """The examples to read of the split `train`, and its counts of clients."""
     ids, sizes = _clients(db, "train")
     chosen = np.flatnonzero(sizes >= least)
     counts = {"clients": len(ids), "too_small": len(ids) - chosen.size}
@@ -209,7 +209,7 @@ def _draw_test(db: sqlite3.Connection, most: int) -> _Wanted:
 
 
 def _examples(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, object]]:
-    """Each wanted example with the place of its client, whose examples come in the file's order."""
+    """Each wanted example with the place of its client, in the order of the file."""
     places = {client: place for place, client in enumerate(wanted.clients)}
     rows, found = wanted.rows.tolist(), [0] * len(places)
     for client, message in db.execute(_EXAMPLES, (wanted.split, json.dumps(wanted.clients))):
@@ -241,7 +241,7 @@ def _encode(
     x = np.empty((int(wanted.rows.sum()), max_words), np.int32)
     next_row = (np.cumsum(wanted.rows) - wanted.rows).tolist()
     tag_rows, tag_places, tag_ids = array("q"), array("i"), array("i")
-    facts = dict.fromkeys(("words", "unknown_words", "cut_texts", "untagged"), 0)
+    facts: dict[str, int] = dict.fromkeys(("words", "unknown_words", "cut_texts", "untagged"), 0)
     for place, message in _examples(db, wanted):
         try:
             text, names = _text_and_tags(message)

@@ -26,10 +26,10 @@ message_type { name: "Features"
         field { name: "value" number: 2 type_name: "Feature" } } }
 message_type { name: "Example" field { name: "features" number: 1 type_name: "Features" } }
 """
-# A pool of its own: TensorFlow puts the same names into the common one.
+# In its own pool: TensorFlow has the same names in the common one.
 _POOL = descriptor_pool.DescriptorPool()
 _POOL.Add(text_format.Parse(_SCHEMA, descriptor_pb2.FileDescriptorProto()))
-_Example = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("Example"))
+_Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("Example"))
 _LISTS = {bytes: "bytes_list", float: "float_list", int: "int64_list"}
 
 

@@ -37,7 +37,7 @@ def load_tfds(
 
     Raises:
         ImportError: TFDS is not installed, or preparing the data set needs a missing package.
-        ValueError: TFDS knows no such data set, or it is not of the kind described.
+        ValueError: TFDS has no such data set, or it is not as described.
         FileNotFoundError: it is not prepared and its host does not answer; the message says
             which files are expected where. It comes within about ten seconds.
         OSError: TFDS could not download, prepare or read it.
@@ -88,7 +88,7 @@ def _builder(tfds: ModuleType, name: str, data_dir: str | Path | None) -> Any:
 
 
 def _prepare(builder: Any) -> None:
-    """Has TFDS download and prepare the data set, once its host has answered."""
+    """Lets TFDS download and prepare the data set, if its host answers."""
     urls = [url for url in builder.url_infos or {} if urlsplit(url).scheme in ("http", "https")]
     # TFDS retries, and sets no time limit on its requests.
     problem = _probe(urls[0]) if urls else None
@@ -114,7 +114,7 @@ def _prepare(builder: Any) -> None:
 
 def _probe(url: str) -> str | None:
     """Returns why the URL's host cannot be reached, or None if it answers."""
-    answer = [f"no answer in {_PROBE_SECONDS:g} s"]
+    answer: list[str | None] = [f"no answer in {_PROBE_SECONDS:g} s"]
 
     def ask() -> None:
         try:
@@ -122,7 +122,7 @@ def _probe(url: str) -> str | None:
             urllib.request.urlopen(request, timeout=_PROBE_SECONDS).close()
             answer[0] = None
         except urllib.error.HTTPError:
-            answer[0] = None  # Even a refusal is an answer.
+            answer[0] = None  # an error status is an answer
         except Exception as error:
             answer[0] = _first_line(error)
 

@@ -1,4 +1,4 @@
-"""The word and tag counts of the Stack Overflow release: which number each word and tag has."""
+"""The word and tag counts of the Stack Overflow release, and the ids that follow from them."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ _LARGEST_JSON = 1 << 24
 
 
 def read_word_ids(path: Path, vocabulary: int) -> dict[bytes, int]:
-    """The number of each of the first `vocabulary` words."""
+    """word -> id for the first `vocabulary` words."""
     ids, last = {}, None
     with path.open("rb") as file:
         while len(ids) < vocabulary and (line := file.readline(_LARGEST_LINE)):
             word, count = parts if len(parts := line.split()) == 2 else (b"", b"")
-            legal = count.isdigit() and (last is None or int(count) <= last)
-            if not legal or word in ids:
+            falls = count.isdigit() and (last is None or int(count) <= last)
+            if not falls or word in ids:
                 raise ValueError(
                     f"{path}: expected a new word and a count not above the one before, found "
                     f"{line[:40]!r} in line {len(ids) + 1}"
@@ -28,7 +28,7 @@ def read_word_ids(path: Path, vocabulary: int) -> dict[bytes, int]:
 
 
 def read_tag_ids(path: Path, num_tags: int) -> dict[bytes, int]:
-    """The number of each of the `num_tags` most frequent tags."""
+    """tag -> id for the `num_tags` most frequent tags."""
     if path.stat().st_size > _LARGEST_JSON:
         raise ValueError(
             f"{path}: expected at most {_LARGEST_JSON} bytes, found {path.stat().st_size}"
