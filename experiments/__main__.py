@@ -1,4 +1,4 @@
-"""The command `ccfl`: one word says which of the commands here it is.
+"""The command `ccfl`: its first word is the name of a command in this folder.
 
 usage: ccfl COMMAND [--FLAG=VALUE ...]
        ccfl COMMAND --help

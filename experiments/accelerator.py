@@ -1,13 +1,13 @@
-"""What an accelerator's defaults rest on, in one command of under eight minutes.
+"""Measures the defaults of an accelerator, in under eight minutes.
 
 usage: python -m experiments.accelerator [--json=FILE] [--FLAG=VALUE ...]
 
 It is `python -m experiments.bench --workload=accelerator --minutes=7 --seconds=2`, on one device:
-every workload as it is; `lanes` 1, 5 and 32 for rounds of 32 clients; the three lowerings of a
+every workload; `lanes` 1, 5 and 32 for rounds of 32 clients; the three lowerings of a
 convolution, for the CNN and for ResNet-20; bfloat16 for the model; nine server rates one after
-another, and together as one more batch axis. The default lanes (`ccfl_jax.layout.lanes`) and
-lowering (`ccfl_jax.models.lowerings.default_lowering`) say what they were measured on; change them
-where this says otherwise.
+another, and together as one more batch axis. The default lanes (`ccfl_jax.engine.load_balancing`)
+and lowering (`ccfl_jax.models.lowerings`) have tables of measurements; change them where these
+differ.
 """
 
 import sys

@@ -6,8 +6,8 @@ An example is a package that has debtags: its short description is the title, th
 its debtags (the field `Tag`) are the tags. A client is a maintainer (of Ubuntu's changed packages
 the original one). A package that is listed more than once counts once: its first record with tags.
 Debian's security updates have none, so that a stable suite gives the same corpus from one point
-release to the next. Packages are taken by name, and clients numbered from 0 as they first appear;
-no name or address is written.
+release to the next. Packages are sorted by name, and clients numbered from 0 in that order; no name
+or address is written.
 
 Written to the folder, for `ccfl_jax.data.load_stackoverflow`:
 
@@ -20,7 +20,7 @@ Written to the folder, for `ccfl_jax.data.load_stackoverflow`:
 * word_count: a word a line with how many clients use it in a body of `train`, falling.
 * tag_count: JSON, tag -> how many clients use it in `train`.
 
-Texts are treated as the release's are: lower case, ASCII only, links replaced by <URL>, punctuation
+Texts are processed like the release's: lower case, ASCII only, links replaced by <URL>, punctuation
 apart from words, except apostrophes and hyphens.
 
 The lists are files Packages and Translation-en (apt keeps the long descriptions in the latter),
@@ -44,7 +44,7 @@ from .config.flag import PATH, flag
 
 @dataclass(frozen=True)
 class Options:
-    """What the command has."""
+    """The flags of the command."""
 
     out_dir: str | None = flag(PATH, None, "folder for the three files", "Corpus")
     fetch: str | None = flag(PATH, None, "Debian suite to download the lists of", "Corpus")

@@ -2,8 +2,8 @@
 
 usage: python -m experiments.plot FOLDER ... [--x=AXIS] [--out=FILE]
 
-A folder is a run's, or a sweep's: of that each method's setting that was chosen by training, with a
-band over its seeds.
+A folder is that of a run, or of a sweep: of that the setting of each method that was chosen by
+training score, with a band over its seeds.
 """
 
 import sys
@@ -26,9 +26,9 @@ def main(argv: list[str]) -> int:
     drawn = {}
     for folder in given.words:
         for label, runs in lines.of_folder(Path(folder), options.x).items():
-            # Two sweeps may have chosen the same.
+            # Two sweeps may have chosen the same setting.
             drawn[f"{folder}: {label}" if label in drawn else label] = runs
-    # A dollar would begin a formula.
+    # A dollar sign would begin a formula.
     drawn = {label.replace("$", r"\$"): runs for label, runs in drawn.items()}
     curves.draw_methods(drawn, [options.out], "", options.x)
     print(options.out)

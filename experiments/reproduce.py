@@ -4,15 +4,15 @@ usage: python -m experiments.reproduce NAME [--rounds=N] [--grid=coarse|paper|wi
            [--FLAG=VALUE ...]
 
 Tunes every method's rates over the paper's grid with one seed, chooses by the mean training score
-over the last fifth of the rounds, runs the chosen ones with several seeds, and says whether the
-paper's claim held. NAME is one of `list`, or `all`. The folder, runs/reproduce-NAME unless
-`--out_dir` says another, holds `grid/` and `final/` (sweeps), `results.csv` (every evaluation of
-every trial), `summary.json` (choices and verdicts) and the figure as PNG and SVG. The same command
-again redoes nothing that is done. The other flags are those of `python -m experiments.train
+over the last fifth of the rounds, trains the chosen ones with several seeds, and prints whether the
+paper's claim holds. NAME is a name that `list` prints, or `all`. The folder, `--out_dir` or
+runs/reproduce-NAME, has `grid/` and `final/` (sweeps), `results.csv` (every evaluation of every
+trial), `summary.json` (choices and verdicts) and the figure as PNG and SVG. The same command again
+trains only what is not done. The other flags are those of `python -m experiments.train
 --help`, and replace the preset's.
 
-Exit codes: 0 done, whatever the verdict; 2 refused; 3 some trial diverged; 4 some failed; 5
-SIGTERM or SIGINT stopped it, and the same command goes on.
+Exit codes: 0 done, for any verdict; 2 refused; 3 some trial diverged; 4 some failed; 5 SIGTERM or
+SIGINT stopped it, and the same command continues it.
 """
 
 import shlex
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         return DONE
     out_dir = given.values["out_dir"]
     own = {n: str(given.values[n]) for n in RUN if n in given.names and n != "out_dir"}
-    plans = {}  # all are legal before one starts
+    plans = {}  # all are checked before one starts
     for known in presets.names() if name == "all" else [name]:
         preset = presets.preset(known, own)
         plans[known] = preset, presets.rate_grid(preset, options.grid, options.grid_rounds)

@@ -1,10 +1,10 @@
-"""Makes a schedule, writes it and its picture, and says what is in it.
+"""Makes a schedule, writes it with its figure, and describes it.
 
 usage: python -m experiments.schedule --file=NAME.npz [--rule=RULE] [--FLAG=VALUE ...]
        python -m experiments.schedule --show=NAME.npz
 
-NAME.npz is what `--schedule_file` of a run takes, NAME.png its picture, and NAME.log.npz every task
-of the clock. The other flags are those of `python -m experiments.train --help`: the seed, clients,
+NAME.npz is for `--schedule_file` of a run, NAME.png its figure, and NAME.log.npz every task of the
+clock. The other flags are those of `python -m experiments.train --help`: the seed, clients,
 buffer and work of the run it is made for. Exit codes: 0 done; 2 refused (one line says why).
 """
 
@@ -17,11 +17,11 @@ from .config.schedule_flags import SCHEDULE, parse_schedule
 @command("schedule", lambda: help_of(__doc__, SCHEDULE))
 def main(argv: list[str]) -> int:
     """Runs the command line `argv` and returns the exit code."""
-    asked = parse_schedule(argv)
+    request = parse_schedule(argv)
 
     from .schedules import make
 
-    print("\n".join(make.show(asked) if asked.config is None else make.make(asked)))
+    print("\n".join(make.show(request) if request.config is None else make.make(request)))
     return DONE
 
 

@@ -1,16 +1,16 @@
-"""Trains every combination of the values that flags are given, and compares them.
+"""Trains every combination of given values of flags, and compares them.
 
 usage: python -m experiments.sweep --vary='NAME=VALUE,... NAME=VALUE,...' --out_dir=DIR
            [--FLAG=VALUE ...]
 
-Trials that differ in rates and seed alone are run by one compiled program, spread over the devices.
-The same seed gives the same clients, schedule and initial model to every method and rate. The
-folder holds `trials/` with a file for each, `results.csv` with every evaluation of every trial and
-`summary.json`. The same command again redoes nothing that is done, and goes on with the trials that
-were under way. The other flags are those of `python -m experiments.train --help`.
+Trials that differ in rates and seed alone are trained by one compiled program, spread over the
+devices. The same seed gives the same clients, schedule and initial model to every method and rate.
+The folder has `trials/` with a file for each, `results.csv` with every evaluation of every trial
+and `summary.json`. The same command again trains only what is not done, and resumes unfinished
+trials. The other flags are those of `python -m experiments.train --help`.
 
 Exit codes: 0 done; 2 a flag, value or file was refused; 3 some trial diverged; 4 some failed; 5
-SIGTERM or SIGINT stopped it, and the same command goes on.
+SIGTERM or SIGINT stopped it, and the same command continues it.
 """
 
 import sys
@@ -23,12 +23,12 @@ from .config.sweep_flags import SWEEP, parse_sweep
 @command("sweep", lambda: help_of(__doc__, SWEEP))
 def main(argv: list[str]) -> int:
     """Runs the command line `argv` and returns the exit code."""
-    asked = parse_sweep(argv)
+    given = parse_sweep(argv)
 
     from .sweeps import results, runner, selection
 
-    done = runner.run(asked.trials, asked.out_dir, asked.memory, asked.overwrite)
-    folder, choices = Path(asked.out_dir), selection.choices(done)
+    done = runner.run(given.trials, given.out_dir, given.memory, given.overwrite)
+    folder, choices = Path(given.out_dir), selection.choices(done)
     results.write_table(folder / results.RESULTS, done)
     results.write_summary(folder / results.SUMMARY, selection.as_json(choices))
     for server, choice in choices.items():

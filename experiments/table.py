@@ -13,7 +13,7 @@ from .config.flag import flag, one_of
 
 @dataclass(frozen=True)
 class Options:
-    """What the command has."""
+    """The flags of the command."""
 
     format: str = flag(one_of("markdown", "csv", "latex"), "markdown", "of the table", "Table")
 

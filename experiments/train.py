@@ -2,9 +2,9 @@
 
 usage: python -m experiments.train [--preset=NAME] [--FLAG=VALUE ...]
 
-A flag given twice counts as given last. Exit codes: 0 done; 2 a flag, value or file was refused
-(one line says why); 3 the run diverged; 4 its record could not be written; 5 SIGTERM or SIGINT
-stopped it, and `--resume` goes on.
+Of a flag given twice the last value counts. Exit codes: 0 done; 2 a flag, value or file was refused
+(one line says why); 3 the run diverged; 4 its metrics or checkpoints could not be written; 5
+SIGTERM or SIGINT stopped it, and `--resume` continues it.
 """
 
 import sys

@@ -19,7 +19,7 @@ from ccfl_jax.engine import load_balancing
 from ..training import devices
 from .workloads import Workload
 
-_PIECES = 5  # so many pieces make up the asked time
+_PIECES = 5  # pieces in the time of a case
 _PRODUCT = 2048
 _RATES = [10 ** (-k / 2) for k in range(9)]
 
@@ -33,11 +33,11 @@ def measure(
     lanes: int | None = None,
     others: dict[str, Callable[[ccfl.Schedule], int]] | None = None,
 ) -> dict[str, Any]:
-    """Times one workload; what the entries mean stands at the head of `experiments.bench`.
+    """Times one workload; the head of `experiments.bench` explains the entries.
 
     Args:
-        workload: what to run.
-        seconds: how long to time it, apart from compiling and from `others`.
+        workload: to run.
+        seconds: to time it for, without compilation and `others`.
         mesh: devices that the clients are spread over, one by default.
         lanes: clients that advance together on a device; by default as `load_balancing.lanes`.
         others: name -> a loop that trains a piece of schedule and returns its useful samples; each
@@ -88,7 +88,7 @@ def measure(
 def useful_steps(steps: np.ndarray, lanes: int) -> float:
     """The share of useful steps, `[rounds, slots]`, among those that groups of `lanes` take.
 
-    As in `ccfl_jax.layout.groups`: the slots of a round in order of work, each group as long as its
+    As in `load_balancing.groups`: the slots of a round in order of work, each group as long as its
     longest.
     """
     ordered = -np.sort(-steps, axis=1)
@@ -105,13 +105,13 @@ def product_gflops(size: int = _PRODUCT) -> float:
 
 
 def cut(schedule: ccfl.Schedule, first: int, count: int) -> ccfl.Schedule:
-    """Rounds `first` to `first + count`, of a schedule that goes round and round."""
+    """Rounds `first` to `first + count` of a schedule that repeats."""
     rows = np.arange(first, first + count) % schedule.num_rounds
     return jax.tree.map(lambda a: a[rows], schedule)
 
 
 def device_name() -> str:
-    """The first device, or how many cores of which processor."""
+    """The kind of the first device, or the number and kind of cores."""
     device, cpuinfo = jax.devices()[0], Path("/proc/cpuinfo")
     if device.platform != "cpu" or not cpuinfo.is_file():
         return device.device_kind
@@ -120,7 +120,7 @@ def device_name() -> str:
 
 
 def _prepare(workload: Workload, mesh: Mesh | None, lanes: int) -> Advance:
-    """A function that runs rounds, each call from where the last one ended."""
+    """A function that runs rounds, each call from the state of the last one."""
     server = ccfl.cc_fedavg()
     round_fn = ccfl.build_round(
         workload.task,

@@ -1,11 +1,11 @@
-"""Our engine on the workload that other simulators were timed on: same clients, epochs, weights.
+"""Our engine on the workload of the other simulators: same clients, epochs, weights.
 
 usage: python -m experiments.benchmarks.peerbench --peers=FOLDER --name=ccfl -B 20 -R 20
 
-`--peers` is the folder that holds that workload (`workload.npz`, `init.npz`) and `common.py`, which
-reads it, keeps the clock and parses the rest of the command line. Two rounds warm up, then -R
-rounds are timed, every round blocked on its result; what counts are useful samples, epochs times
-sizes summed. `--devices` is the number of host devices, by default one per core.
+`--peers` is the folder of that workload (`workload.npz`, `init.npz`) and `common.py`, which reads
+it, keeps the time and parses the rest of the command line. Two rounds warm up, then -R rounds are
+timed, every round blocked on its result, in useful samples, the sum of epochs times sizes.
+`--devices` is the number of host devices, by default one per core.
 """
 
 import os
@@ -27,12 +27,12 @@ LAYERS = {"c1": "conv1", "c2": "conv2", "f1": "dense1", "f2": "dense2", "f3": "d
 
 @command("peerbench", lambda: __doc__.strip())
 def main(argv: list[str]) -> int:
-    """Runs the workload and leaves the peers' result files."""
+    """Runs the workload and writes the peers' result files."""
     ours = flags.FlagValues()
     ours.set_gnu_getopt(True)
     flags.DEFINE_string("peers", "../shared/peerbench", "", flag_values=ours)
     flags.DEFINE_integer("devices", os.cpu_count(), "", flag_values=ours)
-    # `common` reads what is left from where programs have it.
+    # `common` reads the rest from sys.argv.
     sys.argv = ours(argv, known_only=True)
     peers = Path(ours.peers)
     if not (peers / "common.py").is_file():

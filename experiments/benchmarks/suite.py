@@ -1,4 +1,4 @@
-"""The cases of a benchmark, one after another, in lines and in a file."""
+"""The cases of a benchmark, one after the other, printed and written to a file."""
 
 import json
 import time
@@ -15,10 +15,10 @@ from . import measure, workloads
 
 
 def run(cases: Sequence[Case], options: Options) -> list[dict[str, Any]]:
-    """Times the cases; a file asked for has all results so far after each.
+    """Times the cases; `options.json` has all results so far after each.
 
     Raises:
-        ValueError, ImportError: for devices or packages that are not there.
+        ValueError, ImportError: for missing devices or packages.
     """
     devices.make_host_devices(options.devices)
     mesh, loops = devices.mesh(options.devices), _loops(options.against)
@@ -30,7 +30,7 @@ def run(cases: Sequence[Case], options: Options) -> list[dict[str, Any]]:
         if time.monotonic() < end:
             try:
                 result |= _measure(case, options, mesh, loops)
-            except jax.errors.JaxRuntimeError as error:  # out of memory, above all
+            except jax.errors.JaxRuntimeError as error:  # mostly out of memory
                 result["error"] = str(error).splitlines()[0]
         else:
             result["error"] = "left out, out of time"
@@ -52,7 +52,7 @@ def _measure(
 
 
 def _loops(against: str | None) -> Callable[[workloads.Workload], dict]:
-    """What gives the other loops that a workload is timed against."""
+    """`loops(workload)`: name -> another loop to time it against."""
     if against is None:
         return lambda workload: {}
     try:
@@ -60,7 +60,7 @@ def _loops(against: str | None) -> Callable[[workloads.Workload], dict]:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError("--against: found torch, which is not installed here") from None
+        raise ImportError("--against: expected torch to be installed, found it missing") from None
     return loops
 
 

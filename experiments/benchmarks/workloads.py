@@ -1,6 +1,6 @@
 """The workloads of the benchmarks: data, model, schedule and settings of each.
 
-Sizes are arguments, so that a test can run them small. What is made up is drawn from a fixed seed.
+Sizes are arguments, so that tests can run them small. Made data are drawn from a fixed seed.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from ccfl_jax.models import CNN, Logistic, ResNet20, TagLogistic
 
 TABLE_SIZE = 10_000, 500  # vocabulary, tags
 
-# The first layer has two products and not three: nobody asks for the gradient of the images.
+# The first layer has two products and not three: there is no gradient of the images.
 _CNN_FIRST, _CNN_REST = 24 * 24 * 6 * 25, 8 * 8 * 16 * 150 + 256 * 120 + 120 * 84 + 84 * 10
 CNN_FLOPS = 2 * (2 * _CNN_FIRST + 3 * _CNN_REST)
 
@@ -21,11 +21,11 @@ class Workload(NamedTuple):
     """One thing to time.
 
     Attributes:
-        name: as on the command line, with the setting that tells it from its siblings.
+        name: as on the command line, with its setting.
         model: which network, for a loop in another framework.
         task: the same as a `Task`.
         data: the clients' samples.
-        schedule: rounds to run, over and over; a row's staleness is at most its number.
+        schedule: rounds to run, repeatedly; a row's staleness is at most its number.
         batch_size: B.
         local_lr: rate of the local SGD.
         flops: useful floating point operations a sample, forward and backward, counted by hand:

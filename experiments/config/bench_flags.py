@@ -21,13 +21,13 @@ class Case(NamedTuple):
     """
 
     workload: str
-    settings: dict[str, Any] = {}  # noqa: RUF012, nobody writes to it
+    settings: dict[str, Any] = {}  # noqa: RUF012, it is not changed
     lanes: int | None = None
     rates: str | None = None
 
 
 def _variants() -> list[Case]:
-    """What an accelerator's defaults (`layout.lanes`, `models.lowerings`) rest on."""
+    """Cases for the defaults of an accelerator (`load_balancing.lanes`, `models.lowerings`)."""
     cohort, short = {"batch_size": 20, "buffer_size": _COHORT}, {"compute_dtype": "bfloat16"}
     return [
         *(Case("fmnist_cnn", cohort, lanes) for lanes in (1, 5, _COHORT)),
@@ -56,19 +56,17 @@ CASES = {**WORKLOADS, "all": _ALL, "accelerator": [*_ALL, *_variants()]}
 
 @dataclass(frozen=True)
 class Options:
-    """What the command has."""
+    """The flags of the command."""
 
     workload: str = flag(
         one_of(*CASES),
         "all",
-        "what to time; accelerator: all of them, then lanes, lowerings of a convolution, bfloat16, "
-        "and nine rates together and apart",
+        "cases to time; accelerator: all of them, then lanes, lowerings of a convolution, "
+        "bfloat16, and nine rates together and apart",
         "Benchmark",
     )
     seconds: float = flag(POSITIVE, 10.0, "to time each case for", "Benchmark")
-    minutes: float | None = flag(
-        POSITIVE, None, "to start cases for; those left out are named; unset: all", "Benchmark"
-    )
+    minutes: float | None = flag(POSITIVE, None, "in which to start cases; unset: all", "Benchmark")
     devices: int | None = flag(
         whole(1), None, "to spread clients over; unset: all, on a CPU one per core", "Benchmark"
     )
@@ -77,7 +75,10 @@ class Options:
     )
     batch_size: int | None = flag(whole(1), None, "instead of each workload's own", "Benchmark")
     against: str | None = flag(
-        one_of("torch"), None, "the same work as plain loops, in turn with ours", "Benchmark"
+        one_of("torch"),
+        None,
+        "time the same work as plain loops too, in turn with ours",
+        "Benchmark",
     )
     json: str | None = flag(PATH, None, "file for the results", "Benchmark")
 
@@ -86,7 +87,7 @@ BENCH = flags.table(Options)
 
 
 def cases(options: Options) -> list[Case]:
-    """The cases asked for; a batch size replaces that of each, and makes some the same."""
+    """The cases to time; `--batch_size` replaces that of each, and equal cases are timed once."""
     found = []
     for case in CASES[options.workload]:
         if options.batch_size is not None:

@@ -1,4 +1,4 @@
-"""The frame that all commands share: help, one line for whatever is refused, exit codes."""
+"""The frame of all commands: help, errors in one line, exit codes."""
 
 import contextlib
 import functools
@@ -17,14 +17,14 @@ Main = Callable[[list[str]], int]
 
 
 class Stopped(Exception):
-    """A command was told to stop by a signal, and has saved all that it did."""
+    """A signal stopped the command, after it had saved its work."""
 
 
 def command(name: str, help_text: Callable[[], str]) -> Callable[[Main], Main]:
-    """Makes a function of a command line, which returns the exit code, a command.
+    """Makes a command of a function of the command line that returns the exit code.
 
-    It prints its help where it is asked for. What goes wrong before any work is done, an error of
-    `ERRORS`, becomes one line behind `name`, exit code 2; `Stopped` becomes 5.
+    `--help` prints its help. An error of `ERRORS` becomes one line after `name` and exit code 2;
+    `Stopped` becomes 5.
     """
 
     def frame(body: Main) -> Main:
@@ -46,25 +46,25 @@ def command(name: str, help_text: Callable[[], str]) -> Callable[[Main], Main]:
 
 
 def help_of(about: str, *tables: Table) -> str:
-    """What `--help` prints: what the command does and its usage, then its flags."""
+    """The text of `--help`: the command and its usage, then its flags."""
     return "\n".join([about.strip(), *described(*tables)])
 
 
 def refused(name: str, error: Exception, code: int = REFUSED) -> int:
-    """Says what a command refuses, in one line; returns the exit code."""
+    """Prints an error in one line; returns the exit code."""
     print(f"{name}: " + " ".join(str(error).split()), file=sys.stderr)
     return code
 
 
 def asks_for_help(argv: list[str]) -> bool:
-    """Whether a command line asks for help, in any of the ways that people do."""
+    """Whether a command line asks for help, in any usual form."""
     names = (arg.lstrip("-").partition("=")[0] for arg in argv[1:] if arg.startswith("-"))
     return any(name in _HELP for name in names)
 
 
 def print_help(text: str) -> int:
     """Prints it; returns the exit code."""
-    # A pipe that is read no further, as `| head` leaves it, is no error.
+    # A pipe whose reader has ended, as with `| head`, is no error.
     with contextlib.suppress(BrokenPipeError):
         print(text, flush=True)
         return DONE

@@ -7,7 +7,7 @@ from absl import flags
 
 from .flag import Domain
 
-# What can be written; a number after = is what a missing argument is.
+# The possible forms; a number after = is the default of a missing argument.
 DISTRIBUTIONS = (
     "constant(value)",
     "uniform(low,high)",
@@ -33,7 +33,7 @@ AVAILABILITIES = (
 
 
 def expression(text: str, forms: tuple[str, ...]) -> tuple[str, tuple] | None:
-    """What `text` says: the name and its arguments, floats or one path.
+    """The name in `text` and its arguments, floats or one path.
 
     None where it has none of the forms, or an argument is no finite number.
     """
@@ -45,18 +45,18 @@ def expression(text: str, forms: tuple[str, ...]) -> tuple[str, tuple] | None:
     if wanted == "PATH":
         return (name, (inside.strip(),)) if inside.strip() else None
     words, names = (part.split(",") if part else [] for part in (inside, wanted))
-    # Those that are missing have the form's own number; a name without one is none.
+    # Missing arguments take the form's default; one without a default is no number.
     words += [known.partition("=")[2] for known in names[len(words) :]]
     try:
         numbers = tuple(map(float, words))
     except ValueError:
         return None
-    legal = len(words) == len(names) and all(map(math.isfinite, numbers))
-    return (name, numbers) if legal else None
+    fits = len(words) == len(names) and all(map(math.isfinite, numbers))
+    return (name, numbers) if fits else None
 
 
 def domain(forms: tuple[str, ...]) -> Domain:
-    """The flags that take such a value."""
+    """The domain of flags with such values."""
     return Domain(
         flags.DEFINE_string, ", ".join(forms), lambda text: expression(text, forms) is not None
     )

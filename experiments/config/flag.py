@@ -1,8 +1,8 @@
-"""Flags: what one may be, the table it stands in, and how a command line is read.
+"""Flags: their domains, tables of them, and the parsing of command lines.
 
 A table is a frozen dataclass whose fields are made by `flag`: its attributes are the values, and
-what else is known of a flag stands beside its default. Nothing here imports JAX, so `--help` and
-every complaint come at once.
+all properties of a flag are beside its default. Nothing here imports JAX, so `--help` and errors
+come at once.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _PRESETS = Path(__file__).parents[1] / "presets"
 
 
 class Domain(NamedTuple):
-    """What a flag may be: absl's function that defines it, the same in words, and as a test."""
+    """The values of a flag: absl's function that defines it, the values in words, and a test."""
 
     define: Callable[..., Any]
     expected: str
@@ -29,30 +29,30 @@ class Domain(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """What is known of a flag.
+    """The properties of a flag.
 
     Attributes:
-        domain: what it may be.
+        domain: its values.
         default: its value where it is not given.
         help: what it means.
-        group: its heading in `--help`.
-        may_change: when it may differ as a run or a sweep goes on: "never"; "in a run", because it
-            alters no round, though it may alter rows; "always", because it alters nothing.
+        section: its heading in `--help`.
+        may_change: when it may differ at resuming: "never"; "in a run", because it changes no
+            round, though perhaps rows; "always", because it changes no result.
         varies: whether a sweep may vary it.
-        no_use: place -> what to do there instead, where there is no use for the flag.
+        no_use: place -> what to do there instead, for places without a use for the flag.
     """
 
     domain: Domain
     default: Any
     help: str
-    group: str
+    section: str
     may_change: Literal["never", "in a run", "always"] = "never"
     varies: bool = False
     no_use: Mapping[str, str] = {}
 
 
 class Given(NamedTuple):
-    """A command line: the value of every flag, the names of those given, and the other words."""
+    """A parsed command line: the value of every flag, the names of those given, the words."""
 
     values: dict[str, Any]
     names: set[str]
@@ -82,9 +82,9 @@ RATE = Domain(flags.DEFINE_float, "a number from 0 to 3.4e38", lambda v: 0 <= v 
 DECAY = Domain(flags.DEFINE_float, "a number from 0 to less than 1", lambda v: 0 <= v < 1)
 
 
-def flag(domain: Domain, default: Any, help: str, group: str, **more: Any) -> Any:
+def flag(domain: Domain, default: Any, help: str, section: str, **more: Any) -> Any:
     """A field of a table: the flag of its name."""
-    known = Flag(domain, default, help, group, **more)
+    known = Flag(domain, default, help, section, **more)
     return dataclasses.field(default=default, metadata={"flag": known})
 
 
@@ -94,19 +94,19 @@ def table(of: type) -> dict[str, Flag]:
 
 
 def read(argv: list[str], *tables: Table, words: str | None = None, least: int = 1) -> Given:
-    """Reads a command line; a flag given twice counts as given last.
+    """Parses a command line; of a flag given twice the last value counts.
 
-    `--preset=NAME` stands for `--flagfile=` and the preset's path.
+    `--preset=NAME` is `--flagfile=` with the preset's path.
 
     Args:
         argv: the command line; `argv[0]` is the program.
-        tables: of the flags that the command has.
-        words: what the words are that it takes besides; None: it takes none.
-        least: how many of them there have to be.
+        tables: the flags of the command.
+        words: the name of its further arguments; None: it has none.
+        least: the least number of those.
 
     Raises:
         ValueError: one line that names the flag, what is expected and what was found: for an
-            unknown flag (in a flag file too), a leftover word, or a value outside its domain.
+            unknown flag (in a flag file too), a further argument, or a value outside its domain.
     """
     known = {name: one for part in tables for name, one in part.items()}
     values = flags.FlagValues()
@@ -139,12 +139,12 @@ def read(argv: list[str], *tables: Table, words: str | None = None, least: int =
 
 
 def made(of: type, given: Given) -> Any:
-    """The table of what was read."""
+    """The table `of` with the parsed values."""
     return of(**{field.name: given.values[field.name] for field in dataclasses.fields(of)})
 
 
 def refuse_useless(place: str, given: Given, known: Table) -> None:
-    """Refuses flags that were given where there is no use for them."""
+    """Raises ValueError for flags that were given in a place without a use for them."""
     for name in known:
         if name in given.names and place in known[name].no_use:
             instead = known[name].no_use[place]
@@ -152,16 +152,16 @@ def refuse_useless(place: str, given: Given, known: Table) -> None:
 
 
 def described(*tables: Table) -> list[str]:
-    """Lines that name every flag with its default, meaning and domain, by group."""
-    lines, group, listed = [], None, {}
+    """Lines with the default, meaning and domain of every flag, by section."""
+    lines, section, listed = [], None, {}
     for name, one in ((name, one) for part in tables for name, one in part.items()):
-        if one.group != group:
-            group = one.group
-            lines += ["", f"{group}:"]
+        if one.section != section:
+            section = one.section
+            lines += ["", f"{section}:"]
         default = "" if one.default is None else f"={one.default}"
         expected = "" if one.domain in (PATH, SWITCH) else f" [{one.domain.expected}]"
         first = listed.setdefault(expected, name)
-        if first != name and len(expected) > 100:  # a long list is read once
+        if first != name and len(expected) > 100:  # a long list once
             expected = f" [as --{first}]"
         text = f"--{name}{default}: {one.help}{expected}"
         lines.append(textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="      "))
@@ -185,7 +185,7 @@ def _flag_file(arg: str) -> str:
 
 
 def _words(rest: list[str], known: Table) -> list[str]:
-    """The words among what absl has no flag for; refuses the others."""
+    """The words among the arguments that are no known flag; ValueError for unknown flags."""
     end = rest.index("--") if "--" in rest else len(rest)
     for arg in rest[:end]:
         if arg.startswith("-") and arg.strip("-"):
@@ -198,7 +198,7 @@ def _words(rest: list[str], known: Table) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the known name that looks most like `word`; empty where none does."""
+    """A hint at the known name most like `word`; empty where none is."""
     near = difflib.get_close_matches(word.strip().lower(), [*known], 1, 0.4)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -211,9 +211,9 @@ def _nearest(domain: Domain, value: Any) -> str:
 
 def _one_line(error: flags.Error, known: Table) -> str:
     text = " ".join(str(error).split()).removeprefix("ERROR:: ")
-    illegal = re.match(r"flag --(\w+)=(.*?): ", text)
-    if illegal:
-        name, value = illegal.groups()
+    wrong = re.match(r"flag --(\w+)=(.*?): ", text)
+    if wrong:
+        name, value = wrong.groups()
         return f"--{name}: expected {known[name].domain.expected}, found {value!r:.300}"
     missing = re.match(r"Missing value for flag -+(\w+)", text)
     if missing:

@@ -1,11 +1,11 @@
-"""What can be chosen, and what flags say together: nothing that a run has no use for is ignored."""
+"""Rules between flags: data sets, models and methods, and which flags each of them uses."""
 
 import re
 from typing import Any, NamedTuple
 
 from .flag import INT32_MAX
 
-# Server method -> the flags that are its hyperparameters, besides --server_lr.
+# Server method -> its hyperparameters besides --server_lr.
 SERVERS = {
     "cc_fedavg": (),
     "cc_fedsgd": (),
@@ -28,12 +28,12 @@ MODELS = {
 
 
 class Dataset(NamedTuple):
-    """What is known of a data set.
+    """The properties of a data set.
 
     Attributes:
-        models: those that it can be learnt by.
-        files: whether it is read from a folder that may be named.
-        clients: whether its samples come with clients.
+        models: the models that fit it.
+        files: whether it is read from a folder, which `--data_dir` may name.
+        clients: whether its samples have clients of their own.
     """
 
     models: tuple[str, ...]
@@ -54,11 +54,11 @@ OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")
 
 
 def check_together(values: dict[str, Any], given: set[str]) -> None:
-    """Checks flags against each other, and sets to None what the run has no use for.
+    """Checks flags against each other, and sets those that the run does not use to None.
 
     Args:
-        values: every flag's value, each legal by itself.
-        given: the names of the flags that were on the command line.
+        values: every flag's value, each in its domain.
+        given: the names of the flags on the command line.
 
     Raises:
         ValueError: one line that names the flag, what is expected and what was found.
@@ -69,7 +69,7 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
     _check_server(values, given)
     _check_theorem(values)
     _check_processes(values)
-    for name, what in (("resume", "go on"), ("overwrite", "remove")):
+    for name, what in (("resume", "resume"), ("overwrite", "remove")):
         if values[name] and values["out_dir"] is None:
             raise ValueError(
                 f"--{name}: expected with the --out_dir of the run to {what}, found without"
@@ -133,7 +133,7 @@ def _check_work(values: dict[str, Any], given: set[str]) -> None:
     if "local_steps" in given:
         values["local_epochs"] = None
     if values["schedule_file"] is not None and "max_delay" not in given:
-        values["max_delay"] = None  # a planned history has room for what the file asks for
+        values["max_delay"] = None  # a planned history has the models that the file needs
     unit = "local_epochs" if values["local_steps"] is None else "local_steps"
     most = values[unit] * values["randomness"]
     if not (1 <= most <= INT32_MAX and most == int(most)):

@@ -1,11 +1,11 @@
-"""The flags of a picture of curves."""
+"""The flags of a figure of curves."""
 
 from dataclasses import dataclass
 
 from . import flag as flags
 from .flag import PATH, flag, one_of
 
-# What can be across: its label, and the columns that add up to it.
+# Horizontal axes: label, and the columns that add up to it.
 AXES = {
     "round": ("round", ("round",)),
     "client_updates": ("client updates", ("client_updates",)),
@@ -18,10 +18,10 @@ AXES = {
 
 @dataclass(frozen=True)
 class Options:
-    """What the command has."""
+    """The flags of the command."""
 
-    x: str = flag(one_of(*AXES), "round", "the horizontal axis", "Picture")
-    out: str = flag(PATH, "comparison.png", "file to write; its ending says the format", "Picture")
+    x: str = flag(one_of(*AXES), "round", "the horizontal axis", "Figure")
+    out: str = flag(PATH, "comparison.png", "file to write; its ending is the format", "Figure")
 
 
 PLOT = flags.table(Options)

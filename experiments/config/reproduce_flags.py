@@ -11,7 +11,7 @@ _GROUP = "Reproduction"
 
 @dataclass(frozen=True)
 class Options:
-    """What a reproduction has besides the flags of a run, which replace those of its preset."""
+    """The flags of a reproduction besides those of a run, which replace those of its preset."""
 
     grid: Literal["coarse", "paper", "wide"] = flag(
         one_of("coarse", "paper", "wide"),

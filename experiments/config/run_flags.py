@@ -8,12 +8,12 @@ from . import flag as flags
 from .flag import DECAY, PATH, POSITIVE, RATE, SWITCH, flag, one_of, whole
 from .flag_rules import DATASETS, MODELS, SERVERS, check_together
 
-_data = partial(flag, group="Data and model")
-_schedule = partial(flag, group="Schedule")
-_clients = partial(flag, group="Clients")
-_server = partial(flag, group="Server")
-_run = partial(flag, group="Run")
-_processes = partial(flag, group="Several processes", may_change="always")
+_data = partial(flag, section="Data and model")
+_schedule = partial(flag, section="Schedule")
+_clients = partial(flag, section="Clients")
+_server = partial(flag, section="Server")
+_run = partial(flag, section="Run")
+_processes = partial(flag, section="Several processes", may_change="always")
 
 _ONE_PROCESS = {"a sweep": "one process, with --devices", "a schedule to make": "one process"}
 _OF_THE_THEOREM = {"a sweep": "with a single run, which prints the theorem's conditions"}
@@ -21,10 +21,10 @@ _OF_THE_THEOREM = {"a sweep": "with a single run, which prints the theorem's con
 
 @dataclass(frozen=True)
 class Config:
-    """Every resolved setting of one run; None where the run has no use for it.
+    """Every resolved setting of one run; None where the run does not use it.
 
-    `local_epochs` and `local_steps` exclude each other: the one that is not None is the unit of
-    local work. `server_lr` is 1 for cc_fedavg.
+    One of `local_epochs` and `local_steps` is None: the other has the unit of local work.
+    `server_lr` is 1 for cc_fedavg.
     """
 
     dataset: str = _data(one_of(*DATASETS), "fashion_mnist", "data set")
@@ -34,17 +34,17 @@ class Config:
     model: str = _data(
         one_of(*MODELS),
         "cnn",
-        "model; cnn is NIID-Bench's, mcmahan_cnn is for 28x28 images too, resnets have GroupNorm, "
-        "tags is for stackoverflow",
+        "model; cnn: NIID-Bench's, mcmahan_cnn: 28x28 images too, resnets: with GroupNorm, tags: "
+        "for stackoverflow",
     )
     num_clients: int = _data(
-        whole(1), 100, "clients the training data are spread over; of stackoverflow drawn"
+        whole(1), 100, "clients of the training data; of stackoverflow so many are drawn"
     )
     partition: str = _data(
         one_of("iid", "dirichlet", "dirichlet_client", "natural"),
         "dirichlet",
         "dirichlet: per label, over clients (NIID-Bench); dirichlet_client: per client, over "
-        "labels (Hsu et al.); natural: the clients that come with the data",
+        "labels (Hsu et al.); natural: the clients of the data set",
     )
     alpha: float | None = _data(POSITIVE, 0.5, "Dirichlet concentration; small is skewed")
     max_examples: int | None = _data(whole(1), 500, "stackoverflow: most examples of a client")
@@ -54,7 +54,7 @@ class Config:
     )
 
     rounds: int = _schedule(whole(1), 500, "server updates in all", may_change="in a run")
-    buffer_size: int = _schedule(whole(1), 5, "m, uploads the server waits for in a round")
+    buffer_size: int = _schedule(whole(1), 5, "m, uploads that make a round")
     max_delay: int | None = _schedule(whole(0), 5, "tau, oldest model a client may start from")
     local_epochs: int | None = _schedule(
         whole(1), 3, "K in epochs; a client does 1 to K * randomness"
@@ -64,7 +64,7 @@ class Config:
     schedule_file: str | None = _schedule(
         PATH,
         None,
-        "replay this schedule.npz, with the seed for {seed} in its name; the flags of this group "
+        "run this schedule.npz, with the seed for {seed} in its name; the flags of this section "
         "must cover it, --max_delay where it is given",
         no_use={"a schedule to make": "--show=PATH, which shows one"},
     )
@@ -77,12 +77,12 @@ class Config:
     compute_dtype: str = _clients(
         one_of("float32", "bfloat16"),
         "float32",
-        "what the model computes in; all that is kept stays float32",
+        "dtype of the model's computation; parameters and state stay float32",
     )
     lanes: int | None = _clients(
         whole(1),
         None,
-        "clients that advance together on a device; unset: by model and device",
+        "clients that advance together on a device; unset: by the model's size and the device",
         may_change="always",
     )
     devices: int | None = _clients(
@@ -94,8 +94,8 @@ class Config:
     data_memory: float | None = _clients(
         POSITIVE,
         None,
-        "MB of a device for training data; more are sent ahead in pieces, two at a time; unset: "
-        "half an accelerator's memory, no limit on a CPU",
+        "MB of a device for training data; larger data are streamed in pieces, two at a time; "
+        "unset: half an accelerator's memory, no limit on a CPU",
         may_change="always",
         no_use={"a sweep": "data that fit on a device"},
     )
@@ -126,13 +126,13 @@ class Config:
     )
 
     seed: int = _run(
-        whole(0, 2**32 - 1), 0, "of partition, schedule, model and batches", varies=True
+        whole(0, 2**32 - 1), 0, "of the partition, schedule, model and batches", varies=True
     )
     eval_every: int = _run(whole(1), 10, "rounds between evaluations", may_change="in a run")
     max_rejected: int | None = _run(
         whole(0),
         None,
-        "uploads that may be left out as not finite; more end the run",
+        "non-finite uploads that are rejected before the run ends as diverged; unset: no limit",
         may_change="in a run",
     )
     checkpoint_every: int | None = _run(
@@ -153,15 +153,15 @@ class Config:
     resume: bool = _run(
         SWITCH,
         False,
-        "go on from the newest checkpoint in --out_dir",
+        "continue from the newest checkpoint in --out_dir",
         may_change="always",
         no_use={
-            "a sweep": "the same command again, which goes on where the sweep stopped",
+            "a sweep": "the same command again, which continues the sweep",
             "a schedule to make": "--overwrite, to make it anew",
         },
     )
     overwrite: bool = _run(
-        SWITCH, False, "remove what --out_dir holds, and start anew", may_change="always"
+        SWITCH, False, "remove the run in --out_dir, and start anew", may_change="always"
     )
     progress: bool = _run(
         SWITCH, True, "show a progress bar where stderr is a terminal", may_change="always"
@@ -169,24 +169,24 @@ class Config:
     compilation_cache: str = _run(
         PATH,
         "~/.cache/ccfl_jax",
-        "folder of compiled programs, for the next start; or off",
+        "folder of compiled programs, for later starts; or off",
         may_change="always",
     )
 
     coordinator: str | None = _processes(
         PATH,
         None,
-        "HOST:PORT of process 0, the same for all; or auto, where JAX can tell",
+        "HOST:PORT of process 0, the same for all; or auto, where JAX knows it",
         no_use=_ONE_PROCESS,
     )
     num_processes: int | None = _processes(
-        whole(1), None, "how many; each is given the same other flags"
+        whole(1), None, "number of processes; the other flags are the same for all"
     )
-    process_id: int | None = _processes(whole(0), None, "which one this is, from 0")
+    process_id: int | None = _processes(whole(0), None, "this process's number, from 0")
 
     @property
     def work_unit(self) -> Literal["epochs", "steps"]:
-        """What local work is counted in."""
+        """The unit of local work."""
         return "epochs" if self.local_steps is None else "steps"
 
     @property
@@ -200,7 +200,7 @@ class Config:
         return self.local_work * self.randomness
 
     def steps_per_work(self, sizes: Any) -> Any:
-        """The local steps of one unit of work, for clients of these sizes: ceil(n / B), or 1."""
+        """The local steps of one unit of work, for clients of `sizes`: ceil(n / B), or 1."""
         return -(-sizes // self.batch_size) if self.local_steps is None else (sizes > 0) * 1
 
 
@@ -212,19 +212,19 @@ def parse(argv: list[str]) -> Config:
 
     Raises:
         ValueError: one line that names the flag, what is expected and what was found: as
-            `flag.read`, and for flags that exclude each other or that the run has no use for.
+            `flag.read`, and for flags that exclude each other or that the run does not use.
     """
     return resolve(flags.read(argv, RUN))
 
 
 def resolve(given: flags.Given) -> Config:
-    """The `Config` of flags that were read, once they are found to go together."""
+    """The `Config` of parsed flags, after checking them together."""
     values = {name: given.values[name] for name in RUN}
     check_together(values, given.names)
     return Config(**values)
 
 
 def free(*, a_run: bool) -> set[str]:
-    """The settings that may differ as a run goes on, or a sweep, whose rows must not change."""
+    """The settings that may differ at resuming a run, or a sweep, whose rows must not change."""
     kinds = ("always", "in a run") if a_run else ("always",)
     return {name for name, one in RUN.items() if one.may_change in kinds}

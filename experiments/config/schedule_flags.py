@@ -1,4 +1,4 @@
-"""The flags of a schedule: those of a run, by which rule it is made, and where it goes."""
+"""The flags of a schedule: those of its run, the rule that makes it, and its file."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ _DISTRIBUTION = domain(DISTRIBUTIONS)
 _CORRELATION = Domain(absl_flags.DEFINE_float, "a number from -1 to 1", lambda v: -1 <= v <= 1)
 _OF_LABELS = ("label", "label_diurnal")
 
-_any = partial(flag, group="Schedule")
+_any = partial(flag, section="Schedule")
 _rounds = partial(_any, no_use={"--rule=paper": "with rounds", "--rule=clock": "with rounds"})
 _available = partial(_any, no_use={"--rule=paper": "with rounds, clock"})
 _clock = partial(_any, no_use={"--rule=paper": "with clock", "--rule=rounds": "with clock"})
@@ -24,31 +24,31 @@ _clock = partial(_any, no_use={"--rule=paper": "with clock", "--rule=rounds": "w
 
 @dataclass(frozen=True)
 class Options:
-    """What a schedule has besides the flags of the run that it is made for."""
+    """The flags of a schedule besides those of the run that it is made for."""
 
     rule: Literal["paper", "rounds", "clock"] = _any(
         one_of("paper", "rounds", "clock"),
         "clock",
-        "paper: cohorts of all clients and random delays; rounds: the same of those available; "
-        "clock: devices, availability and a server's buffer on a virtual clock",
+        "paper: cohorts of all clients and random delays; rounds: of the available clients; clock: "
+        "devices, availability and a server's buffer on a virtual clock",
     )
     file: str | None = _any(
         PATH,
         None,
-        "where it goes, NAME.npz; {seed} in it is the seed. NAME.png is its picture, of the clock "
-        "NAME.log.npz its tasks",
+        "file to write, NAME.npz; {seed} in it is the seed. NAME.png is its figure, NAME.log.npz "
+        "the tasks of the clock",
     )
     show: str | None = _any(
-        PATH, None, "show this schedule instead; with --num_clients, --overwrite alone"
+        PATH, None, "describe this schedule instead; with --num_clients, --overwrite alone"
     )
     overwrite: bool = _any(SWITCH, False, "replace the files of that name")
     round_seconds: float = _rounds(POSITIVE, 60.0, "rounds: seconds from one round to the next")
     availability: str = _available(
         domain(AVAILABILITIES),
         "always",
-        "rounds, clock: who is there; seconds, of diurnal hours. Phases of cyclic and zones of "
-        "diurnal are drawn; label ones go with a client's main label. Of a trace's clients the "
-        "first --num_clients",
+        "rounds, clock: which clients are available; in seconds, of diurnal in hours. Phases of "
+        "cyclic and zones of diurnal are drawn; those of label follow a client's main label. Of a "
+        "trace the first --num_clients clients",
     )
     step: str = _clock(_DISTRIBUTION, "constant(1)", "seconds a local step, drawn for each client")
     download: str | None = _clock(_DISTRIBUTION, None, "seconds, drawn for each client")
@@ -56,41 +56,43 @@ class Options:
     capacity: str | None = _clock(
         PATH,
         None,
-        "FedScale's file of device capacities, of which the first --num_clients are taken, instead "
-        "of --step, --download, --upload",
+        "FedScale's file of device capacities, the first --num_clients of them, instead of --step, "
+        "--download, --upload",
     )
     task: str | None = _clock(_DISTRIBUTION, None, "factor of a task's computing time")
     extra: str | None = _clock(_DISTRIBUTION, None, "seconds added to each task")
-    concurrency: int = _clock(whole(1), 10, "clients under way at most")
+    concurrency: int = _clock(whole(1), 10, "clients that train at the same time, at most")
     start: Literal["replace", "constant", "poisson"] = _clock(
         one_of("replace", "constant", "poisson"),
         "replace",
-        "replace: whenever fewer are under way; constant, poisson: --rate times a second",
+        "replace: whenever fewer train; constant, poisson: --rate times a second",
     )
     rate: float | None = _clock(POSITIVE, None, "starts a second; with constant, poisson")
-    max_staleness: int | None = _clock(whole(0), None, "staler uploads are dropped; unset: none")
+    max_staleness: int | None = _clock(
+        whole(0), None, "uploads with a larger staleness are dropped; unset: no limit"
+    )
     timeout: float | None = _clock(
-        POSITIVE, None, "seconds after which a round ends; unset: it waits"
+        POSITIVE, None, "seconds after which a round ends; unset: no limit"
     )
     on_timeout: Literal["fire", "skip"] = _clock(
-        one_of("fire", "skip"), "fire", "a round of what is there, or that is dropped"
+        one_of("fire", "skip"), "fire", "a round of the uploads in the buffer, or drop them"
     )
     work_correlation: float = _clock(
-        _CORRELATION, 0.0, "of a client's work with its slowness; 1: the slowest do most"
+        _CORRELATION, 0.0, "correlation of work and slowness; 1: the slowest do most"
     )
 
 
 SCHEDULE = flags.table(Options)
 
 
-class Asked(NamedTuple):
-    """What the command was asked for.
+class Request(NamedTuple):
+    """A parsed command line.
 
     Attributes:
-        config: the run's settings; None where a schedule is shown.
-        options: how it is made.
-        file: where the schedule goes, or is.
-        num_clients: for how many clients a schedule is shown, or None where it has to say.
+        config: the run's settings; None where a schedule is described.
+        options: the flags of the schedule.
+        file: of the schedule.
+        num_clients: of the schedule, or None where its file says it.
     """
 
     config: Config | None
@@ -99,14 +101,14 @@ class Asked(NamedTuple):
     num_clients: int | None
 
 
-def parse_schedule(argv: list[str]) -> Asked:
-    """Reads a command line (`argv[0]` is the program).
+def parse_schedule(argv: list[str]) -> Request:
+    """Parses a command line (`argv[0]` is the program).
 
-    A `max_delay` in a flag file is a word of the training for the clock, on the command line it is
-    refused.
+    With the clock `max_delay` is allowed in a flag file, where it is for training, and not on the
+    command line.
 
     Raises:
-        ValueError: as `run_flags.parse`; for flags that the rule has no use for.
+        ValueError: as `run_flags.parse`; for flags that the rule does not use.
     """
     given = flags.read(argv, RUN, SCHEDULE)
     options = flags.made(Options, given)
@@ -126,21 +128,21 @@ def parse_schedule(argv: list[str]) -> Asked:
     _check_capacity(options, given.names)
     values = given.values | {"overwrite": False}
     if values["server_lr"] is None:
-        values["server_lr"] = 1.0  # no schedule hangs on it
+        values["server_lr"] = 1.0  # not used by a schedule
     config = resolve(Given(values, given.names - {"overwrite"}, []))
     _check_labels(options, config)
     file = _npz("file", options.file.replace("{seed}", str(config.seed)))
-    return Asked(config, options, file, config.num_clients)
+    return Request(config, options, file, config.num_clients)
 
 
-def _shown(given: Given, options: Options) -> Asked:
+def _shown(given: Given, options: Options) -> Request:
     others = sorted(given.names - {"show", "num_clients", "overwrite"})
     if others:
         raise ValueError(
             f"--show: expected with --num_clients, --overwrite alone, found with --{others[0]}"
         )
     num_clients = given.values["num_clients"] if "num_clients" in given.names else None
-    return Asked(None, options, _npz("show", options.show), num_clients)
+    return Request(None, options, _npz("show", options.show), num_clients)
 
 
 def _npz(name: str, text: str) -> Path:

@@ -1,4 +1,4 @@
-"""The flags of a sweep: those of a run, what to vary, and where all of it goes."""
+"""The flags of a sweep: those of a run, and what to vary."""
 
 import itertools
 import math
@@ -14,16 +14,16 @@ _MOST_TRIALS = 10_000
 
 @dataclass(frozen=True)
 class Options:
-    """What a sweep has besides the flags of a run."""
+    """The flags of a sweep besides those of a run."""
 
     vary: str | None = flag(
-        PATH, None, "NAME=VALUE,VALUE,... of each flag to vary, with blanks between", "Sweep"
+        PATH, None, "NAME=VALUE,VALUE,... for each flag to vary, separated by blanks", "Sweep"
     )
     trial_memory: float | None = flag(
         POSITIVE,
         None,
-        "MB of a device for trials that advance together; unset: a quarter of an accelerator's; on "
-        "a CPU trials advance one by one on each device",
+        "MB of a device for trials that train together; unset: a quarter of an accelerator's; on a "
+        "CPU each device trains one trial at a time",
         "Sweep",
     )
 
@@ -35,7 +35,7 @@ class Trial(NamedTuple):
     """A trial of a sweep.
 
     Attributes:
-        varied: flag -> value as it was written, of those that tell it from the others.
+        varied: flag -> value as written, for the flags that differ between trials.
         config: its settings; `out_dir` is None.
     """
 
@@ -43,17 +43,17 @@ class Trial(NamedTuple):
     config: Config
 
 
-Trials = dict[str, Trial]  # by name, in the order they are run in
+Trials = dict[str, Trial]  # by name, in the order of training
 
 
 class Sweep(NamedTuple):
-    """What a sweep was asked for.
+    """A parsed command line of a sweep.
 
     Attributes:
-        trials: to run.
+        trials: to train.
         out_dir: the sweep's folder.
-        memory: bytes of a device for trials that advance together, or None.
-        overwrite: whether to remove first what a sweep has left in `out_dir`.
+        memory: bytes of a device for trials that train together, or None.
+        overwrite: whether to remove an earlier sweep in `out_dir` first.
     """
 
     trials: Trials
@@ -63,16 +63,16 @@ class Sweep(NamedTuple):
 
 
 def name_of(varied: dict[str, str]) -> str:
-    """The name of the trial, or of several that have this in common."""
+    """The name of a trial, or of a setting, with these values."""
     return " ".join(f"{name}={value}" for name, value in varied.items())
 
 
 def parse_sweep(argv: list[str]) -> Sweep:
-    """Reads the command line of a sweep: that of a run, and what to vary.
+    """Parses the command line of a sweep.
 
     Raises:
-        ValueError: as `run_flags.parse`, for any of the trials; for flags that a sweep has no use
-            for.
+        ValueError: as `run_flags.parse`, for any of the trials; for flags that a sweep does not
+            use.
     """
     given = flags.read(argv, RUN, SWEEP)
     for name in ("vary", "out_dir"):
@@ -97,14 +97,14 @@ def parse_sweep(argv: list[str]) -> Sweep:
 def _combinations(vary: str) -> list[dict[str, str]]:
     """Every choice of one value for each name; the last name varies fastest."""
     axes: dict[str, list[str]] = {}
-    legal = [name for name, one in RUN.items() if one.varies]
+    known = [name for name, one in RUN.items() if one.varies]
     for word in vary.split():
         name, _, listed = word.partition("=")
         values = listed.split(",")
-        if name not in legal or not all(values) or len({*values}) < len(values) or name in axes:
+        if name not in known or not all(values) or len({*values}) < len(values) or name in axes:
             raise ValueError(
                 "--vary: expected NAME=VALUE,VALUE,... once for a name, with different values, "
-                f"NAME one of {', '.join(legal)}, found {word!r:.300}"
+                f"NAME one of {', '.join(known)}, found {word!r:.300}"
             )
         axes[name] = values
     count = math.prod(map(len, axes.values()))

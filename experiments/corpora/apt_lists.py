@@ -1,4 +1,4 @@
-"""Debian's package lists: where they are, and the records in them."""
+"""Debian's package lists: finding or downloading them, and their records."""
 
 import contextlib
 import gzip
@@ -20,7 +20,7 @@ _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 
 @contextlib.contextmanager
 def lists(suite: str | None, files: Sequence[str]) -> Iterator[list[Path]]:
-    """The files to read, sorted; those that were downloaded are there within the block."""
+    """The files to read, sorted; downloaded ones exist within the block."""
     if files:
         yield sorted(map(Path, files))
         return
@@ -66,12 +66,12 @@ def records(path: Path) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def _text(path: Path) -> Iterator[TextIO]:
-    """Opens a list, whatever it is compressed with."""
+    """Opens a list, plain or compressed."""
     if path.suffix not in (".lz4", ".zst"):
         with _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", newline="\n") as file:
             yield file
         return
-    path.open("rb").close()  # for the natural error
+    path.open("rb").close()  # raises the usual OSError
     command = [_APT_HELPER, "cat-file", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         with io.TextIOWrapper(process.stdout, encoding="utf-8", newline="\n") as file:
@@ -82,7 +82,7 @@ def _text(path: Path) -> Iterator[TextIO]:
 
 
 def _fetched(suite: str, folder: Path) -> Path:
-    """The folder into which apt has downloaded the lists of a Debian suite."""
+    """Downloads the lists of a Debian suite with apt; returns their folder."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", suite):
         raise ValueError(f"--fetch: expected a Debian suite such as bookworm, found {suite!r}")
     if not _KEYRING.exists():

@@ -1,4 +1,4 @@
-"""A corpus in the form of the federated Stack Overflow release: three files."""
+"""A corpus in the three files of the federated Stack Overflow release."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ _TABLES = """
 
 
 class Example(NamedTuple):
-    """One text: its split, its client's number, its texts as tokens, its tags."""
+    """One example: its split, its client's number, its texts as tokens, its tags."""
 
     split: str
     client: int
@@ -32,7 +32,7 @@ class Example(NamedTuple):
 
 
 def write(folder: Path, examples: list[Example]) -> str:
-    """Writes the three files of the corpus; returns a line that says what is in them."""
+    """Writes the three files of the corpus; returns a line on them."""
     folder.mkdir(parents=True, exist_ok=True)
     words, tags = defaultdict(set), defaultdict(set)
     for example in examples:

@@ -1,6 +1,6 @@
 """Curves: of one run, of several methods, and against a hyperparameter.
 
-Matplotlib is imported where something is drawn, so that nothing else waits for it.
+Matplotlib is imported where something is drawn, as that takes a second.
 """
 
 import os
@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 def draw_curves(rows: Rows, path: str | os.PathLike, title: str) -> None:
     """Draws the score and the loss of one run against rounds, training and test, at `path`.
 
-    Missing values (the training columns of round 0, anything not finite) leave a gap.
+    Missing values (the training columns of round 0, numbers that are not finite) leave a gap.
     """
     score = metrics.score_name(rows[0])
     panels = [
@@ -38,8 +38,8 @@ def draw_methods(
     """Draws the training and the test score of several methods, a band over the runs of each.
 
     Args:
-        methods: label -> the rows of its runs, seeds above all, with the same evaluations.
-        paths: files to write; the ending says in which format.
+        methods: label -> the rows of its runs (seeds), with the same evaluations.
+        paths: files to write; the ending is the format.
         title: above the figure.
         x: what is on the horizontal axis, one of `AXES`; the rows have its columns.
     """
@@ -65,8 +65,8 @@ def draw(
 ) -> None:
     """Draws panels side by side: (its quantity, label -> runs as (rows, column)).
 
-    A line is the mean over its runs, the band from their least to their greatest value. Where the
-    runs' horizontal values differ, as seconds do, their means are taken. `x`: one of `AXES`.
+    A line is the mean over its runs, the band from their smallest to their largest value.
+    Horizontal values are means too, as seconds differ between runs. `x`: one of `AXES`.
     """
     xlabel, columns = AXES[x]
     figure, axes = _figure(len(panels), title)
@@ -96,8 +96,8 @@ def draw_sensitivity(
     """Draws a score against a hyperparameter, its values evenly spaced, a line for the baseline.
 
     Args:
-        points: method -> value -> its scores, one a seed; the bars go from least to greatest.
-        line: label and scores of the method that has no such hyperparameter.
+        points: method -> value -> its scores, one a seed; bars from the smallest to the largest.
+        line: label and scores of the method without that hyperparameter.
         paths, title: as for `draw_methods`.
         x, y: what the axes show.
     """

@@ -1,6 +1,6 @@
-"""The picture of a schedule: who was active when, and what that comes to, in six panels.
+"""The figure of a schedule in six panels.
 
-Matplotlib is imported where something is drawn, so that nothing else waits for it.
+Matplotlib is imported where something is drawn, as that takes a second.
 """
 
 import os
@@ -13,7 +13,7 @@ from ccfl_jax.clock.event_log import USED, EventLog
 from ccfl_jax.io.files import write_whole
 from ccfl_jax.schedules.schedule import Schedule
 
-_MOST_BARS = 20_000  # more tasks than that are dots
+_MOST_BARS = 20_000  # more tasks are drawn as dots
 _BINS, _BLOCKS = 40, 120
 _UNITS = (("days", 2 * 86400.0, 86400.0), ("h", 2 * 3600.0, 3600.0), ("min", 300.0, 60.0))
 
@@ -26,12 +26,12 @@ def draw(
     log: EventLog | None = None,
     labels: np.ndarray | None = None,
 ) -> None:
-    """Draws a schedule at `path` as PNG; of slots, those with work are counted.
+    """Draws a schedule at `path` as PNG, by its slots with work.
 
-    A raster of who was active when (bars from start to upload with a log, else a dot where a round
-    ends), the staleness over time, its histogram, participation against uniform cohorts with a band
-    of two standard deviations, how long rounds take (or how many slots they fill, where all take as
-    long), and work.
+    A raster of the clients' activity (bars from start to upload with a log, else a dot at the end
+    of a round), the staleness over time, its histogram, participation against uniform cohorts with
+    a band of two standard deviations, the duration of rounds (or their filled slots, where all take
+    equally long), and work.
 
     Args:
         schedule: any; times are in seconds.
@@ -64,7 +64,7 @@ def draw(
 
 
 def uniform_clients(filled: np.ndarray, num_clients: int) -> tuple[float, float, float]:
-    r"""What uniform sampling gives where round t fills m_t slots, N in all, of n clients.
+    r"""The expectation for uniform sampling where round t fills m_t slots, N in all, of n clients.
 
     With cohorts without replacement, c_j, the slots of client j, is a sum of independent indicators
     of probability m_t / n:
@@ -73,7 +73,7 @@ def uniform_clients(filled: np.ndarray, num_clients: int) -> tuple[float, float,
               n_{eff} \approx \frac{N^2}{n (V + N^2 / n^2)} = \frac{n}{1 + n^2 V / N^2},
 
     the square of the sum over the expected sum of squares (the expected quotient is a little
-    larger). With m_t = m throughout it is n / (1 + (n - m) / N). Where m_t > n, everybody has
+    larger). With m_t = m throughout it is n / (1 + (n - m) / N). Where m_t > n, every client has
     floor(m_t / n) slots and the rest is drawn: m_t in V becomes m_t mod n.
 
     Args:
@@ -92,7 +92,7 @@ def uniform_clients(filled: np.ndarray, num_clients: int) -> tuple[float, float,
 
 
 def _across(schedule: Schedule) -> tuple[np.ndarray, str, float]:
-    """Where each round is on the horizontal axis, its label, and what one there is in seconds."""
+    """The place of each round on the horizontal axis, the axis's label, and its unit in seconds."""
     if schedule.time is None:
         return np.arange(schedule.num_rounds), "round", 1.0
     unit, length = _unit(schedule.time.max(initial=0.0))
@@ -121,7 +121,7 @@ def _raster(
     place = np.empty(num_clients, int)
     place[order] = np.arange(num_clients)
     x, xlabel, length = across
-    # Roots, so that the few that are very stale do not make all others look alike.
+    # Roots, so that a few very stale slots do not make all others look alike.
     norm = PowerNorm(0.5, 0, max(1, schedule.staleness[working].max(initial=0)))
     thick = float(np.clip(300.0 / num_clients, 0.6, 6.0))  # points, of about 300 in all
     if log is not None and len(log.client) <= _MOST_BARS:
@@ -149,7 +149,7 @@ def _raster(
         figure.colorbar(drawn, ax=panel, label="staleness", pad=0.01)
     by = "slots filled" if labels is None else "main label (right), slots filled"
     panel.set(xlabel=xlabel, ylabel=f"client, by {by}", ylim=(-0.7, num_clients - 0.3))
-    panel.set_title(f"who was active when: {what}", fontsize="medium")
+    panel.set_title(f"activity of clients: {what}", fontsize="medium")
     panel.set_xlim(0, max(x.max(initial=0.0), 1e-9) * 1.005)
     _lines_between_labels(panel, labels)
 
@@ -199,10 +199,10 @@ def _staleness_over_time(
 def _staleness(panel: Any, schedule: Schedule) -> None:
     values = schedule.staleness[schedule.working()]
     _whole_numbers(panel, values)
-    if values.max(initial=0) >= _BINS:  # a long tail, of few each
+    if values.max(initial=0) >= _BINS:  # a long tail
         panel.set_yscale("log")
     panel.set(xlabel="staleness", ylabel="slots")
-    panel.set_title("how stale uploads are", fontsize="medium")
+    panel.set_title("staleness of uploads", fontsize="medium")
     if len(values):
         panel.axvline(
             values.mean(), color="black", ls="--", lw=1, label=f"mean {values.mean():.3g}"
@@ -230,7 +230,7 @@ def _participation(panel: Any, schedule: Schedule, num_clients: int) -> None:
 
 
 def _rounds(panel: Any, schedule: Schedule) -> None:
-    """How long rounds take; how many slots they fill where that is the same, or without a clock."""
+    """The duration of rounds; without a clock, or with equal durations, their filled slots."""
     if schedule.time is not None and len(schedule.time):
         each = np.diff(schedule.time, prepend=0.0)
         if np.ptp(each) > 1e-9 * each.max():
@@ -251,7 +251,7 @@ def _work(panel: Any, schedule: Schedule) -> None:
 
 
 def _whole_numbers(panel: Any, values: np.ndarray) -> None:
-    """A histogram of integers: a bar for each, or for as many as fit together."""
+    """A histogram of integers: a bar for each, or for several together."""
     if not len(values):
         return
     width = -(-(int(values.max()) - int(values.min()) + 1) // _BINS)

@@ -1,4 +1,4 @@
-"""Whether a claim of the paper held: margins in points, paired by seed."""
+"""The paper's claims: whether they hold, by margins in points, paired by seed."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ def judge(preset: Preset, final: Sequence[Record]) -> list[dict[str, Any]]:
     Returns:
         For each claim `claim` (a sentence), `margins` (setting -> margin, spread) and `holds`;
         a margin is None where a trial diverged or failed, and the claim then does not hold; it is
-        None, not judged, where one of the sides was not run at all.
+        None, not judged, where one of the sides was not run.
     """
     return [_judge(preset, claim, final) for claim in preset.claims]
 
 
 def line(verdict: Mapping[str, Any]) -> str:
-    """A verdict in a line for a person."""
+    """A verdict in one line of text."""
     margins = []
     for setting, (margin, spread) in verdict["margins"].items():
         spread = "" if spread is None else f" (spread {spread:.1f})"

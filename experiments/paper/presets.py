@@ -1,4 +1,4 @@
-"""The paper's experiments as data: presets from `presets/paper.toml`, made into trials."""
+"""The paper's experiments: presets from `presets/paper.toml`, and their trials."""
 
 import re
 import tomllib
@@ -33,7 +33,7 @@ class Preset(NamedTuple):
         flags: name -> value, those of `experiments.train` common to all its trials.
         local_lr: local rates that are tuned together with the server's; empty for the flag's alone.
         vary: for a sensitivity figure the one flag it varies and its values, else empty.
-        claims: what the paper says, see the head of `presets/paper.toml`.
+        claims: of the paper, see the head of `presets/paper.toml`.
     """
 
     name: str
@@ -79,9 +79,8 @@ def rate_grid(preset: Preset, grid: str, rounds: int | None) -> Trials:
 
     Args:
         preset: the experiment.
-        grid: "paper", its nine rates; "coarse", every second of them; "wide", three more beyond
-            them for CC-FedSGD, and for CC-FedAvgM, whose momentum without adaptivity is then
-            compared too.
+        grid: "paper", its nine rates; "coarse", every second of them; "wide", three larger ones
+            more for CC-FedSGD, and for CC-FedAvgM, which is then compared too.
         rounds: in place of the preset's, or None.
     """
     rates = _HALF_STEPS[: _PAPER : 2 if grid == "coarse" else 1]
@@ -97,7 +96,7 @@ def rate_grid(preset: Preset, grid: str, rounds: int | None) -> Trials:
 
 
 def trial(preset: Preset, setting: Mapping[str, Any], rounds: int | None = None) -> Trials:
-    """One trial by its name: `setting` over the preset's flags, None left out."""
+    """name -> the trial of `setting` over the preset's flags; None values are left out."""
     setting = {name: _text(value) for name, value in setting.items() if value is not None}
     used = SERVERS[setting["server"]]
     flags = {
@@ -112,7 +111,7 @@ def trial(preset: Preset, setting: Mapping[str, Any], rounds: int | None = None)
 
 
 def on_edge(chosen: Mapping[str, str], tried: Sequence[Mapping[str, str]]) -> list[str]:
-    """Which rates of a chosen setting are the least or the greatest of those that were tried."""
+    """The rates of a chosen setting that are the smallest or largest of those tried."""
     edges = []
     for rate in ("server_lr", "local_lr"):
         values = {
@@ -128,18 +127,18 @@ def _text(value: Any) -> str:
 
 
 def _read() -> dict[str, Any]:
-    """The tables of the file; ValueError, naming it, unless they are as its head says."""
+    """The tables of the file; ValueError with its name, unless they are as its head says."""
     try:
         tables = tomllib.loads(_FILE.read_bytes().decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{_FILE}: {error}") from None
     for name, table in {"common": None, **tables}.items():
-        if not _is_legal(name, table):
+        if not _is_experiment(name, table):
             raise ValueError(f"{_FILE}: expected tables as its head says, found {name!r} otherwise")
     return tables
 
 
-def _is_legal(name: str, table: Any) -> bool:
+def _is_experiment(name: str, table: Any) -> bool:
     needed = {"methods", "flags"} if name == "common" else {"title", "flags", "claims"}
     return (
         re.fullmatch(r"\w+", name) is not None  # it names a folder

@@ -1,4 +1,4 @@
-"""One figure or table of the paper: its grid, its final runs, its picture, its verdict."""
+"""The reproduction of a figure or table: its grid, final runs, figure and verdicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +16,14 @@ from .presets import Preset
 
 
 def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: str) -> int:
-    """Trains what is not done yet, draws and judges; returns the exit code.
+    """Trains the remaining trials, draws and judges; returns the exit code.
 
     Args:
         preset: the experiment.
-        grid: the trials that rates are chosen by.
+        grid: the trials by which rates are chosen.
         seeds: runs of each chosen setting.
         folder: of the experiment.
-        command: that the summary names.
+        command: for the summary.
     """
     print(f"\n{preset.name}: {preset.title}")
     tried = runner.run(grid, folder / "grid")
@@ -64,7 +64,7 @@ def _edges(choice: Choice, grid: Trials) -> list[str]:
 
 
 def _final_trials(preset: Preset, choices: dict[str, Choice], seeds: int) -> Trials:
-    """Each chosen setting with every seed and, where a flag is varied, every value of it."""
+    """Each chosen setting with every seed and, for a sensitivity figure, every value."""
     trials = {}
     for server, choice in choices.items():
         if choice.chosen is None:
@@ -78,7 +78,7 @@ def _final_trials(preset: Preset, choices: dict[str, Choice], seeds: int) -> Tri
 
 
 def _carry_over(tried: Sequence[Record], trials: Trials, folder: Path) -> None:
-    """Takes what the grid has run already, seed 0 where the rounds are the same, as it is."""
+    """Copies the records of the grid with the same settings: seed 0 and the same rounds."""
     for name, trial in trials.items():
         known = [
             one for one in tried if one.status != "failed" and results.is_of(one, trial.config)

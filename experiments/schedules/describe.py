@@ -1,4 +1,4 @@
-"""What a schedule asks for, as text."""
+"""The description of a schedule, as text."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,13 @@ def describe(
     model_bytes: int | None = None,
     steps: np.ndarray | None = None,
 ) -> list[str]:
-    """Lines that say what a schedule asks for; of slots, those with work are counted.
+    """Lines on a schedule's slots with work, its staleness, history, clients, work and tasks.
 
     Args:
         schedule: any; times are in seconds.
         num_clients: n.
-        log: the clock's tasks; without it nothing is said of them.
-        model_bytes: of one model, for the history; without it models are counted alone.
+        log: the clock's tasks, or None.
+        model_bytes: of one model, for the bytes of the history, or None.
         steps: integers `[rounds, slots]`, local steps, for phi_1, phi_2 and phi_3; without it they
             are in units of work.
 
@@ -72,14 +72,14 @@ def histogram(counts: Sequence[int]) -> list[str]:
     lines = []
     for first, stop, total in zip(starts, stops, sums, strict=True):
         label = f"{first}" if stop == first + 1 else f"{first}-{stop - 1}"
-        # What is there at all is seen.
+        # Rounded up: every count above 0 is visible.
         bar = "#" * -(-total * _LONGEST_BAR // max(*sums, 1))
         lines.append(f"{label:>9} {bar} {total}" if bar else f"{label:>9} 0")
     return lines
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them, with their unit."""
+    """Seconds in a convenient unit."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""A schedule from flags: made, written and shown."""
+"""Schedules from flags: made, written and described."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from ccfl_jax.clock.event_log import EventLog
 from ccfl_jax.data import NUM_CLASSES
 
 from ..config.run_flags import Config
-from ..config.schedule_flags import Asked, Options
+from ..config.schedule_flags import Options, Request
 from ..figures import schedule_figure
 from ..training import parts
 from . import worlds
@@ -20,7 +20,7 @@ from .describe import describe
 
 
 class Made(NamedTuple):
-    """A schedule and what is known of its world.
+    """A schedule with the clients and the clock that it was made from.
 
     Attributes:
         schedule: with `num_clients` and `work_unit`.
@@ -28,7 +28,7 @@ class Made(NamedTuple):
         steps: integers `[rounds, slots]`, local steps; 0 without work.
         labels: int64 `[clients]`, each one's main label; None where samples have several.
         model_bytes: of one model.
-        notes: lines on what was taken of files.
+        notes: lines on the files that were used.
     """
 
     schedule: ccfl.Schedule
@@ -44,18 +44,18 @@ def files(file: Path) -> tuple[Path, Path, Path]:
     return file, file.with_suffix(".log.npz"), file.with_suffix(".png")
 
 
-def make(asked: Asked) -> list[str]:
-    """Makes and writes what was asked for; returns what is said of it.
+def make(request: Request) -> list[str]:
+    """Makes and writes a schedule; returns its description.
 
     Raises:
         ValueError, OSError: for data, traces and numbers that cannot be used, and for files that
-            are there already.
+            exist.
     """
-    file, log_file, picture = files(asked.file)
+    file, log_file, picture = files(request.file)
     found = [path for path in files(file) if path.exists()]
-    if found and not asked.options.overwrite:
+    if found and not request.options.overwrite:
         raise FileExistsError(f"{found[0]}: expected a new name, or --overwrite, found a file")
-    made, config = world(asked.config, asked.options), asked.config
+    made, config = world(request.config, request.options), request.config
     schedule = made.schedule
     lines = describe(schedule, schedule.num_clients, made.log, made.model_bytes, made.steps)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -65,35 +65,35 @@ def make(asked: Asked) -> list[str]:
         made.log.save(log_file)
         written.insert(1, log_file)
     else:
-        log_file.unlink(missing_ok=True)  # of a schedule that was there before
-    title = f"{file.name}: {asked.options.rule}, {config.dataset}, seed {config.seed}"
+        log_file.unlink(missing_ok=True)  # of an overwritten schedule
+    title = f"{file.name}: {request.options.rule}, {config.dataset}, seed {config.seed}"
     schedule_figure.draw(schedule, schedule.num_clients, picture, title, made.log, made.labels)
     return [*lines, *made.notes, *(f"written   {path}" for path in written)]
 
 
-def show(asked: Asked) -> list[str]:
-    """What is said of a schedule that is there, and its picture where there is none.
+def show(request: Request) -> list[str]:
+    """The description of a schedule file, and its figure where that does not exist.
 
     Raises:
         ValueError, OSError: for a file that cannot be read.
     """
-    file, log_file, picture = files(asked.file)
+    file, log_file, picture = files(request.file)
     schedule = ccfl.Schedule.load(file)
-    num_clients = asked.num_clients or schedule.num_clients
+    num_clients = request.num_clients or schedule.num_clients
     if num_clients is None:
         num_clients = int(np.max(schedule.client, initial=0)) + 1
     log = EventLog.load(log_file) if log_file.exists() else None
     if log is not None and not log.makes(schedule):
         raise ValueError(f"{log_file}: expected the tasks of its schedule, found those of another")
     lines = describe(schedule, num_clients, log)
-    if picture.exists() and not asked.options.overwrite:
-        return [*lines, f"picture   {picture} was there; --overwrite draws it anew"]
+    if picture.exists() and not request.options.overwrite:
+        return [*lines, f"picture   {picture} exists; --overwrite draws it anew"]
     schedule_figure.draw(schedule, num_clients, picture, file.name, log)
     return [*lines, f"written   {picture}"]
 
 
 def world(config: Config, options: Options) -> Made:
-    """Plays the schedule of a run, for its clients.
+    """Makes the schedule of a run, for its clients.
 
     Raises:
         ValueError, OSError: for data, traces and numbers that cannot be used.
@@ -124,7 +124,7 @@ def world(config: Config, options: Options) -> Made:
 
 
 def _cohorts(options: Options, config: Config, available: Availability | None) -> ccfl.Schedule:
-    """The paper's rule, perhaps of those available; round t of `rounds` ends (t + 1) seconds on."""
+    """The paper's rule, with `rounds` of the available clients; round t ends at (t + 1) seconds."""
     if available is None:
         return parts.drawn_schedule(config)
     seconds = options.round_seconds
@@ -138,7 +138,7 @@ def main_labels(labels: np.ndarray, starts: np.ndarray, num_labels: int) -> np.n
 
     Args:
         labels: integers `[rows]`, of the clients' rows one after another.
-        starts: integers `[clients + 1]`, where each one's begin. Without rows it is label 0.
+        starts: integers `[clients + 1]`, the start of each client's. Without rows it is label 0.
         num_labels: L.
     """
     count = len(starts) - 1

@@ -1,4 +1,4 @@
-"""Worlds: from flags to devices, availability and a server."""
+"""The parts of the clock from flags: devices, availability and the server's buffer."""
 
 import os
 
@@ -15,7 +15,7 @@ from ..config.expression import AVAILABILITIES, DISTRIBUTIONS, expression
 from ..config.run_flags import Config
 from ..config.schedule_flags import Options
 
-# One generator each, named by four letters: of the phases of cyclic and the zones of diurnal.
+# One generator each, the ASCII codes of four letters: phases of cyclic, zones of diurnal.
 _PHASE_STREAM, _ZONE_STREAM = 0x50484153, 0x5A4F4E45
 _LAWS = ("step", "download", "upload", "task", "extra")
 _TRACES = {
@@ -27,7 +27,7 @@ _TRACES = {
 
 
 def distribution(name: str, text: str | None) -> Distribution | None:
-    """What the flag `name` says; None where it says nothing."""
+    """The distribution of the flag `name`; None without one."""
     if text is None:
         return None
     place, (law, numbers) = f"--{name}={text}", expression(text, DISTRIBUTIONS)
@@ -40,7 +40,7 @@ def distribution(name: str, text: str | None) -> Distribution | None:
 
 
 def devices(options: Options, config: Config, model_bytes: int) -> tuple[Devices, list[str]]:
-    """Every client's seconds, drawn or of a file, and lines on what of the file was taken.
+    """Every client's seconds, drawn or from a file, and lines on the file.
 
     Raises:
         ValueError, OSError: for numbers out of range, and a file that cannot be read or has too
@@ -70,7 +70,7 @@ def server(options: Options, config: Config) -> event_clock.Server:
 
 
 def work(options: Options, config: Config, each: np.ndarray) -> Work:
-    """How much a client does; `each` `[clients]` are the steps of one epoch."""
+    """The local work of a task; `each` `[clients]` are the steps of one epoch."""
     epoch_steps = each if config.work_unit == "epochs" else None
     return Work(config.local_work, config.randomness, options.work_correlation, epoch_steps)
 
@@ -78,14 +78,14 @@ def work(options: Options, config: Config, each: np.ndarray) -> Work:
 def availability(
     text: str, config: Config, labels: np.ndarray | None
 ) -> tuple[Availability, list[str]]:
-    """The model that `--availability` names, and lines on what of a trace was taken.
+    """The model of `--availability`, and lines on its trace.
 
     Args:
         text: the flag's value.
         config: of the run; its seed draws phases (uniform over the period) and zones (uniform over
             0, ..., 23 hours), its number of clients is the model's.
         labels: integers `[clients]`, each one's main label l of L: its part of the period, or its
-            zone of 24 l / L hours; None where there are none.
+            zone of 24 l / L hours; or None.
 
     Raises:
         ValueError, OSError: for numbers out of range, and a trace that cannot be read or has too

@@ -1,4 +1,4 @@
-"""What of finished runs and sweeps is drawn: rows by label."""
+"""The lines of a figure: rows of runs and of sweeps' chosen settings, by label."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from . import results, selection
 
 
 def of_folder(folder: Path, x: str) -> dict[str, list[Rows]]:
-    """label -> the rows of its runs: of a run, or of each method that a sweep has chosen for.
+    """label -> the rows of its runs: of a run, or of the chosen setting of each method of a sweep.
 
     Args:
-        folder: a run's, or a sweep's.
-        x: what they are to be drawn against, one of `AXES`.
+        folder: of a run or a sweep.
+        x: the horizontal axis, one of `AXES`.
 
     Raises:
         OSError, ValueError: for a folder without such rows.
@@ -23,7 +23,7 @@ def of_folder(folder: Path, x: str) -> dict[str, list[Rows]]:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is a sweep's, and not a run's."""
+    """Whether a folder is that of a sweep."""
     return (folder / results.TRIALS).is_dir()
 
 
@@ -34,7 +34,7 @@ def _of_run(folder: Path, x: str) -> dict[str, list[Rows]]:
 
 
 def _of_sweep(folder: Path, x: str) -> dict[str, list[Rows]]:
-    """Of each method the rows of the chosen setting, those of one seed after another."""
+    """method -> the rows of the seeds of its chosen setting."""
     every, found = results.read_all(folder), {}
     for server, choice in selection.choices(every).items():
         own = [one for one in every if one.config["server"] == server]
@@ -51,7 +51,7 @@ def _of_sweep(folder: Path, x: str) -> dict[str, list[Rows]]:
 
 
 def _check_drawn(rows: Rows, path: Path, x: str) -> None:
-    """Refuses rows that cannot be drawn against `x`."""
+    """Raises ValueError for rows that cannot be drawn against `x`."""
     if not rows:
         raise ValueError(f"{path}: expected at least one row, found none")
     there = [

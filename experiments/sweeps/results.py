@@ -1,4 +1,4 @@
-"""The record of a sweep: a file for each trial, and one table of all."""
+"""The results of a sweep: a file for each trial, and one table of all."""
 
 import json
 import os
@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from ccfl_jax.io.files import as_json, one_line, replace_file
+from ccfl_jax.checks import one_line
+from ccfl_jax.io.files import as_json, replace_file
 from ccfl_jax.runs import metrics, run_config
 from ccfl_jax.runs.metrics import Row
 
@@ -18,21 +19,21 @@ from .trial_checkpoints import UNDERWAY
 
 TRIALS, RESULTS, SUMMARY = "trials", "results.csv", "summary.json"
 FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY)  # what a sweep writes
-_LARGEST = 1e100  # of a number that is drawn
+_LARGEST = 1e100  # of numbers that are drawn
 
 Status = Literal["finished", "diverged", "failed"]
 
 
 class Record(NamedTuple):
-    """What is kept of a trial.
+    """The record of a trial.
 
     Attributes:
         name: of the trial.
-        varied: flag -> value as it was written, of those that tell it from the others.
-        status: whether it was trained to its end, was lost on the way, or could not be trained.
+        varied: flag -> value as written, for the flags that differ between trials.
+        status: whether it was trained to its end, diverged, or could not be trained.
         reason: why it failed.
         config: its settings.
-        rows: as a run's `metrics.jsonl` holds them.
+        rows: as those of a run's `metrics.jsonl`.
     """
 
     name: str
@@ -44,12 +45,12 @@ class Record(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """What it has in common with the trials that differ from it in nothing but the seed."""
+        """The name of its setting: its varied flags without the seed."""
         return name_of({n: v for n, v in self.varied.items() if n != "seed"}) or "all"
 
     @property
     def score(self) -> str:
-        """What the task's metric is called in its rows."""
+        """The name of the task's metric."""
         return metrics.score_name(self.rows[0])
 
 
@@ -70,12 +71,12 @@ def _record(trial: Trial, status: Status, reason: str | None, rows: list[Row]) -
 
 
 def digest(config: Config) -> str:
-    """SHA-256 of a trial's settings, but for those that may change between two starts."""
+    """SHA-256 of a trial's settings, without those that may differ at resuming."""
     return run_config.digest(asdict(config), free(a_run=False))
 
 
 def is_of(one: Record, config: Config) -> bool:
-    """Whether a record is that of a trial with these settings; a field it lacks counts as None."""
+    """Whether a record has the settings of `config`; missing fields count as None."""
     wanted = {name: v for name, v in asdict(config).items() if name not in free(a_run=False)}
     return all(one.config.get(name) == value for name, value in wanted.items())
 
@@ -86,14 +87,14 @@ def exists(folder: str | os.PathLike, name: str) -> bool:
 
 
 def write(folder: str | os.PathLike, one: Record) -> None:
-    """Puts a trial's record on disk, whole or not at all."""
+    """Writes a trial's record, whole or not at all."""
     path = _path(folder, one.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(one._asdict(), allow_nan=False) + "\n")
 
 
 def read(folder: str | os.PathLike, trials: Trials) -> dict[str, Record]:
-    """The records of those trials that were done before; a failed one is to be tried again.
+    """The records of the trials that are done; failed ones are to be trained again.
 
     Raises:
         ValueError: for a file that is no record, or that of a trial with other settings.
@@ -136,7 +137,7 @@ def _read(path: Path) -> Record:
         )
     if found["rows"] or found["status"] != "failed":
         check_rows(found["rows"], path)
-    # Records of the first sweeps say in their names alone what was varied.
+    # Records of the first versions have the varied flags in their names alone.
     words = (word.partition("=") for word in found["name"].split())
     varied = found.get("varied", {name: value for name, _, value in words})
     return Record(
@@ -145,18 +146,18 @@ def _read(path: Path) -> Record:
 
 
 def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[str] = ()) -> None:
-    """Refuses what cannot be the rows of a run or a trial.
+    """Checks the rows of a run or a trial that were read from a file.
 
     There is at least one; "round" rises; the training and the test score, the same in all, are
     numbers or None.
 
     Args:
-        rows: what was read.
-        place: the file it was read from.
-        columns: others that have to be numbers.
+        rows: from the file.
+        place: the file.
+        columns: further columns that have to be numbers.
 
     Raises:
-        ValueError: naming `place`, the row and what it lacks.
+        ValueError: with `place`, the row and the column.
     """
     first = rows[0] if rows else None
     score, before = metrics.score_name(first if isinstance(first, dict) else {}), -1
@@ -184,7 +185,7 @@ def write_table(
 ) -> None:
     """Writes every evaluation of every trial as one CSV line, numbers with six digits.
 
-    What is missing stays empty. `stages`: a word for each record, for a column in front.
+    Missing values are empty. `stages`: a word for each record, for a first column.
     """
     rows = []
     for k, one in enumerate(records):
@@ -200,7 +201,7 @@ def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
 
 
 def line(one: Record) -> str:
-    """A record in a line for a person."""
+    """A record in one line of text."""
     if not one.rows:
         return f"{one.name}: {one.status}, {one.reason}"
     last = one.rows[-1]

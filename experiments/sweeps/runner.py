@@ -1,4 +1,4 @@
-"""A sweep: trials in groups that share a program, each recorded when it is done."""
+"""A sweep: trials in groups that share a program, each written when it is done."""
 
 import functools
 import os
@@ -29,17 +29,17 @@ class _Sweep(NamedTuple):
 
     Attributes:
         folder: of the sweep.
-        begun: the names of trials that are under way, as they advanced together.
-        ground: `ground(source, model, compute_dtype)`, `trial_group.ground` on the devices.
-        history: how many models each trial's history holds.
-        schedule: of a trial; made once for a seed.
-        memory: bytes of a device for trials that advance together, or None.
-        watch: what else happens.
+        begun: the names of unfinished trials, as they trained together.
+        task_data: `task_data(source, model, compute_dtype)`: a `TaskData`, cached.
+        history: the length of each trial's history.
+        schedule: `schedule(config)`: of a trial; made once for a seed.
+        memory: bytes of a device for trials that train together, or None.
+        watch: of the training loop.
     """
 
     folder: Path
     begun: list[list[str]]
-    ground: Callable[..., trial_group.Ground]
+    task_data: Callable[..., trial_group.TaskData]
     history: int
     schedule: Callable[[Config], ccfl.Schedule]
     memory: float | None
@@ -55,34 +55,34 @@ def exit_code(done: Sequence[Record]) -> int:
 def run(
     trials: Trials, folder: str | os.PathLike, memory: float | None = None, overwrite: bool = False
 ) -> list[Record]:
-    """Trains those of `trials` whose record is not in `folder` yet; returns the records of all.
+    """Trains the trials without a record in `folder`; returns the records of all.
 
-    A trial that cannot be trained is recorded with the reason, and the others go on.
+    A trial that cannot be trained has a record with the reason, and the others continue.
 
     Args:
-        trials: by name, in the order they are run in.
+        trials: by name, in the order of training.
         folder: of the sweep.
-        memory: bytes of a device for trials that advance together; by default a quarter of an
-            accelerator's. On a CPU each device has one at a time.
-        overwrite: whether to remove first what a sweep has left in `folder`.
+        memory: bytes of a device for trials that train together; by default a quarter of an
+            accelerator's. On a CPU each device trains one at a time.
+        overwrite: whether to remove an earlier sweep in `folder` first.
 
     Raises:
-        ValueError, OSError: for a folder that holds other trials under these names or is in use,
-            and for data that cannot be read where all trials share them.
-        Stopped: after SIGTERM or SIGINT, once all that was done is saved.
+        ValueError, OSError: for a folder in use or with other trials of these names, and for data
+            that cannot be read, if all trials share them.
+        Stopped: after SIGTERM or SIGINT, when everything is saved.
     """
     mesh = devices.start(next(iter(trials.values())).config)
-    # The last few grounds are kept, for methods that learn the same.
-    ground = functools.lru_cache(maxsize=4)(functools.partial(trial_group.ground, mesh))
+    # The last few are kept, for methods with the same task.
+    task_data = functools.lru_cache(maxsize=4)(functools.partial(trial_group.task_data, mesh))
     lock = folder_lock.lock(folder)
     if lock.left_by:
-        journal.warn(Path(folder), f"{lock.left_by} ended without letting it go")
+        journal.warn(Path(folder), f"{lock.left_by} ended without releasing it")
     try:
         if overwrite:
             folders.check_unused(folder, results.FILES)
             folders.clear(folder, results.FILES)
-        with on_signals() as asked:
-            return _run(trials, Path(folder), ground, memory, asked)
+        with on_signals() as stop_requested:
+            return _run(trials, Path(folder), task_data, memory, stop_requested)
     finally:
         lock.release()
 
@@ -90,21 +90,21 @@ def run(
 def _run(
     trials: Trials,
     folder: Path,
-    ground: Callable[..., trial_group.Ground],
+    task_data: Callable[..., trial_group.TaskData],
     memory: float | None,
-    asked: Callable[[], bool],
+    stop_requested: Callable[[], bool],
 ) -> list[Record]:
     done = results.read(folder, trials)
     left = {name: trial for name, trial in trials.items() if name not in done}
     digests = {name: results.digest(trial.config) for name, trial in left.items()}
     begun = trial_checkpoints.groups(folder, digests)
-    going = f", {sum(map(len, begun))} under way" if begun else ""
+    going = f", {sum(map(len, begun))} unfinished" if begun else ""
     print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before{going}")
     if not left:
         return [done[name] for name in trials]
     configs = [trial.config for trial in left.values()]
     if len({parts.source(config) for config in configs}) == 1:
-        ground(*_ground_of(configs[0]))  # without data there is nothing that could go on
+        task_data(*_source_of(configs[0]))  # no trial can be trained without data
     history, schedule = _schedules([trial.config for trial in trials.values()])
     minutes = intervals.Minutes()
 
@@ -112,8 +112,8 @@ def _run(
         return not over and minutes.is_checkpoint(configs[0], done)
 
     with progress_bar(configs[0], sum(config.rounds for config in configs)) as bar:
-        watch = Watch(asked, is_due, bar)
-        sweep = _Sweep(folder, begun, ground, history, schedule, memory, watch)
+        watch = Watch(stop_requested, is_due, bar)
+        sweep = _Sweep(folder, begun, task_data, history, schedule, memory, watch)
         for members in _alike(left):
             for one in _train_alike(members, sweep):
                 results.write(folder, one)
@@ -122,23 +122,23 @@ def _run(
     return [done[name] for name in trials]
 
 
-def _ground_of(config: Config) -> tuple:
+def _source_of(config: Config) -> tuple:
     return parts.source(config), config.model, config.compute_dtype
 
 
 def _schedules(configs: list[Config]) -> tuple[int, Callable[[Config], ccfl.Schedule]]:
-    """The models of a history that suits all trials, and what gives a trial's schedule.
+    """The length of history that all trials need, and `schedule(config)` of a trial.
 
-    It is that of all, so that those under way find the history that they began with.
+    That of all trials, so that unfinished ones are resumed with the same length.
     """
     made = functools.cache(parts.schedule)
-    worlds = {trial_group.of_the_world(config) for config in configs}
-    history = max(made(world)[1] for world in worlds)
-    return history, lambda config: made(trial_group.of_the_world(config))[0]
+    different = {trial_group.data_settings(config) for config in configs}
+    history = max(made(settings)[1] for settings in different)
+    return history, lambda config: made(trial_group.data_settings(config))[0]
 
 
 def _alike(trials: Trials) -> list[Trials]:
-    """The trials by what they share."""
+    """The trials in groups that share a program."""
     found: dict[tuple, Trials] = {}
     for name, trial in trials.items():
         found.setdefault(trial_group.shared(trial.config), {})[name] = trial
@@ -146,17 +146,17 @@ def _alike(trials: Trials) -> list[Trials]:
 
 
 def _train_alike(members: Trials, sweep: _Sweep) -> Iterator[Record]:
-    """Trains trials that share a program, as many at once as devices and memory allow."""
+    """Trains trials that share a program, as many together as devices and memory allow."""
     first = next(iter(members.values())).config
     try:
-        ground = sweep.ground(*_ground_of(first))
-        group = trial_group.group(first, sweep.history, sweep.schedule, ground)
+        task_data = sweep.task_data(*_source_of(first))
+        group = trial_group.group(first, sweep.history, sweep.schedule, task_data)
     except ERRORS as error:
         yield from (results.failed(trial, error) for trial in members.values())
         return
     nbytes, together, budget = trial_group.at_once(group, sweep.memory)
     limit = "" if budget is None else f" of {budget / 1e6:.3g} MB"
-    count = ground.mesh.size
+    count = task_data.mesh.size
     say(
         f"program   {first.server}, {first.rounds} rounds: {len(members)} trials, {together} at "
         f"once on each of {count} devices; {nbytes / 1e6:.3g} MB a trial{limit}"
@@ -169,7 +169,7 @@ def _train_alike(members: Trials, sweep: _Sweep) -> Iterator[Record]:
 
 
 def _train(group: Group, members: Trials, sweep: _Sweep) -> Iterator[Record]:
-    """Trains some of them together, from where they were left if they were under way."""
+    """Trains some of them together, resuming unfinished ones."""
     digests = {name: results.digest(trial.config) for name, trial in members.items()}
     place = trial_checkpoints.place(sweep.folder, digests)
     try:
@@ -178,19 +178,19 @@ def _train(group: Group, members: Trials, sweep: _Sweep) -> Iterator[Record]:
         trial_checkpoints.remove(place)
         if len(members) == 1:
             yield from (results.failed(trial, error) for trial in members.values())
-        else:  # one of them may be the cause: each for itself
+        else:  # one of them may be the cause: each alone
             for name, trial in members.items():
                 yield from _train(group, {name: trial}, sweep)
         return
     for trial, rows in zip(members.values(), every, strict=True):
         yield results.made(trial, rows)
-    trial_checkpoints.remove(place)  # not before their records are written
+    trial_checkpoints.remove(place)  # after their records are written
 
 
 def _rows(
     group: Group, trials: list[Trial], digests: dict[str, str], watch: Watch, place: Path
 ) -> list[list[Row]]:
-    """The rows of trials that train together, up to their end."""
+    """The rows of trials that train together to their end."""
     configs = [trial.config for trial in trials]
     program = trial_group.program(group, configs)
     checkpoints = saving.open_checkpoints(place, group.config.keep_checkpoints)
@@ -202,12 +202,12 @@ def _rows(
     finally:
         saving.close(checkpoints)
     if not is_over(group.config, progress):
-        raise Stopped("the same command goes on")
+        raise Stopped("the same command continues")
     return progress.rows
 
 
 def _begun(own: Journal, group: Group) -> journal.Progress | None:
-    """Where the trials stood; None where nothing of it is to be had."""
+    """The progress of unfinished trials; None without an undamaged checkpoint."""
     try:
         saved = journal.newest(own, functools.partial(trial_group.like, group))
     except OSError as error:
@@ -218,4 +218,4 @@ def _begun(own: Journal, group: Group) -> journal.Progress | None:
     if saved is None:
         (own.folder / "metrics.jsonl").unlink(missing_ok=True)
         return None
-    return journal.go_on(own, saved)
+    return journal.resumed(own, saved)

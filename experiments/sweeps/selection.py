@@ -1,4 +1,4 @@
-"""How a setting is chosen among the trials of a sweep, and what is said of the choice."""
+"""Selection: the setting chosen for each method of a sweep, by training score."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -9,17 +9,17 @@ PartName = Literal["train", "test"]
 
 
 class Choice(NamedTuple):
-    """What is chosen for a method; None for what no trial gives.
+    """The choice for a method; None where no trial finished.
 
     Attributes:
         chosen: the setting with the best training score.
-        varied: what tells it from the others.
+        varied: its varied flags.
         train: its mean score over the last fifth of the rounds.
         test: the same of the test set.
-        by_test: the setting that choosing by test data would have given.
-        diverged: how many trials of the method did.
-        failed: how many trials could not be trained.
-        on_edge: which of its rates are the least or the greatest of those tried; None: not asked.
+        by_test: the setting with the best test score.
+        diverged: how many trials of the method diverged.
+        failed: how many could not be trained.
+        on_edge: its rates that are the smallest or largest of the grid; None: not known.
     """
 
     chosen: str | None
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
 
 def settings(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records by setting: those of one differ in nothing but the seed."""
+    """The records by setting; those of one differ in the seed alone."""
     found: dict[str, list[Record]] = {}
     for one in records:
         found.setdefault(one.setting, []).append(one)
@@ -41,13 +41,13 @@ def settings(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def tail_mean(one: Record, part: PartName, share: float = 1.0) -> float | None:
-    """Mean score over the rows of a fifth of the rounds, the one that ends at `share` of them all.
+    """Mean score over the rows of the fifth of the rounds that ends at `share` of all.
 
-    None for a trial that did not finish: it never wins.
+    None for a trial that did not finish, which is never chosen.
 
     Args:
         one: a trial's record.
-        part: of which data.
+        part: training or test data.
         share: 1 for the last fifth of the rounds, 0.6 for that before 60 % of them.
     """
     if one.status != "finished":
@@ -69,7 +69,7 @@ def best(records: Sequence[Record], part: PartName = "train") -> str | None:
 
 
 def choices(records: Sequence[Record]) -> dict[str, Choice]:
-    """For each server method the setting chosen by training, and what test would have said."""
+    """The choice for each server method."""
     found: dict[str, list[Record]] = {}
     for one in records:
         found.setdefault(one.config["server"], []).append(one)
@@ -97,7 +97,7 @@ def _mean_over_seeds(members: Sequence[Record], part: PartName) -> float | None:
 
 
 def as_json(choices: Mapping[str, Choice]) -> dict[str, dict[str, Any]]:
-    """The choices as a summary has them."""
+    """The choices as JSON for a summary."""
     found = {}
     for server, choice in choices.items():
         own = choice._asdict()
@@ -109,7 +109,7 @@ def as_json(choices: Mapping[str, Choice]) -> dict[str, dict[str, Any]]:
 
 
 def line(choice: Choice) -> str:
-    """A choice in a line for a person."""
+    """A choice in one line of text."""
     if choice.chosen is None:
         return "no trial finished"
     other = "" if choice.by_test == choice.chosen else f"; by test data {choice.by_test}"
@@ -130,8 +130,8 @@ def by_value(
     """Test scores in the last fifth of the rounds, against the values of a flag.
 
     Returns:
-        server -> value -> a score a seed, nan where a trial did not finish; and the server that has
-        no such flag with its scores.
+        server -> value -> a score for each seed, nan where a trial did not finish; and the server
+        without that flag with its scores.
     """
     points: dict[str, dict[float, list[float]]] = {}
     base: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""A row for every finished run and every setting of a sweep."""
+"""Summaries: a row for a finished run and for every setting of a sweep."""
 
 import statistics
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from .results import Record
 def of_folder(folder: str | Path) -> list[dict[str, Any]]:
     """Method, rate, last test score and speed: of a run, or of each setting of a sweep.
 
-    The score of a setting is the mean over its seeds, with the sample standard deviation behind it
-    where there are several; speed is without compilation, of a trial by its share of the time.
+    The score of a setting is the mean over its seeds, followed by the sample standard deviation for
+    several; speed is without compilation, for a trial by its share of the time.
 
     Raises:
         OSError, ValueError: if `folder` holds no run with at least one round, and no sweep.
@@ -67,7 +67,7 @@ def _of_setting(members: Sequence[Record]) -> dict[str, Any]:
 
 
 def _result(rows: Sequence[Row]) -> dict[str, str]:
-    """What the last rows of runs come to."""
+    """The common columns, from the last row of each run."""
     last, name = rows[-1], metrics.score_name(rows[-1])
     values = [row[f"test_{name}"] for row in rows]
     if None in values or any(row.get("diverged") for row in rows):

@@ -1,11 +1,11 @@
-"""Tables of any rows: Markdown, CSV and LaTeX."""
+"""Tables of rows as Markdown, CSV and LaTeX."""
 
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Rows = Sequence[Mapping[str, Any]]  # column -> value; what a row lacks stays empty
+Rows = Sequence[Mapping[str, Any]]  # column -> value; missing ones are empty
 
 _LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": "\\textasciitilde{}"})
 
@@ -20,7 +20,7 @@ def as_csv(rows: Rows) -> str:
 
 
 def as_markdown(rows: Rows) -> str:
-    """A table as GitHub shows it; a cell is one line."""
+    """A Markdown table; a cell is one line."""
     head = _columns(rows)
     lines = [head, ["---"] * len(head), *_cells(rows, head)]
     return "".join("| " + " | ".join(cells).replace("\n", " ") + " |\n" for cells in lines)

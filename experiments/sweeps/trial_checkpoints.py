@@ -1,7 +1,7 @@
-"""Trials of a sweep that are not done: kept, so that a sweep that was stopped goes on with them.
+"""Checkpoints of the unfinished trials of a sweep.
 
-Trials that advance together are kept together, in a folder of `underway/` that is gone once their
-records are written: `trials.json` names them and their settings, the rest is as a run's.
+Trials that train together have a folder in `underway/`, which is removed once their records are
+written: `trials.json` has their names and digests of settings, the rest is as in a run's folder.
 """
 
 import json
@@ -17,14 +17,14 @@ UNDERWAY, _LIST = "underway", "trials.json"
 
 
 def groups(folder: str | os.PathLike, digests: Mapping[str, str]) -> list[list[str]]:
-    """The trials that are under way in a sweep's folder, as they advanced together.
+    """The unfinished trials in a sweep's folder, as they trained together.
 
     Args:
         folder: of the sweep.
-        digests: of the settings of each trial that is left.
+        digests: of the settings of each trial without a record.
 
     Raises:
-        ValueError: for one with other settings, and for a file that cannot be read.
+        ValueError: for a trial with other settings, and for a file that cannot be read.
     """
     found = []
     for path in _lists(folder):
@@ -37,7 +37,7 @@ def groups(folder: str | os.PathLike, digests: Mapping[str, str]) -> list[list[s
 
 
 def place(folder: str | os.PathLike, digests: Mapping[str, str]) -> Path:
-    """The folder for these trials, that where they are under way already or a new one."""
+    """The folder of these trials: the one they have, or a new one."""
     for path in _lists(folder):
         if digests.keys() <= _read(path).keys():
             return path.parent

@@ -21,11 +21,11 @@ from ..training import devices, journal, parts
 from ..training.train_loop import Part, Program
 
 
-class Ground(NamedTuple):
-    """What is learnt from what, and where.
+class TaskData(NamedTuple):
+    """A task and its data on the devices.
 
     Attributes:
-        task: what is learnt.
+        task: the learning problem.
         owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for a seed.
         data: "x" and "y" of the training samples, on every device.
         test: "x" and "y" of the test set, on every device.
@@ -44,11 +44,11 @@ class Group(NamedTuple):
 
     Attributes:
         config: that of one of them.
-        history: how many global models each keeps.
+        history: the length of each one's history.
         schedule: `schedule(config)`: the schedule of a trial; made once for a seed.
         round_at: `parts.round_at`; one object, so that it is compiled once.
         first_states: `first_states(rates, keys)`, both `[trials]`: the states before round 0.
-        ground: what is learnt from what, and where.
+        task_data: of all of them.
     """
 
     config: Config
@@ -56,57 +56,57 @@ class Group(NamedTuple):
     schedule: Callable[[Config], ccfl.Schedule]
     round_at: Callable
     first_states: Callable
-    ground: Ground
+    task_data: TaskData
 
 
 def shared(config: Config) -> tuple:
-    """What trials must agree in to share a program, hashable."""
+    """The settings that trials of one program have in common, hashable."""
     every = dataclasses.asdict(config)
     same = tuple((n, v) for n, v in every.items() if n == "server" or not RUN[n].varies)
     return (*same, parts.source(config))
 
 
-def of_the_world(config: Config) -> Config:
-    """The settings without those that clients and schedule do not hang on."""
+def data_settings(config: Config) -> Config:
+    """The settings that clients and schedule depend on; the others are None."""
     others = {name: None for name, one in RUN.items() if one.varies and name != "seed"}
     return dataclasses.replace(config, **others)
 
 
-def ground(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Ground:
-    """Loads data by `parts.load(*source)`, and puts them on the devices."""
+def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> TaskData:
+    """The task and data of `parts.load(*source)`, on the devices."""
     train, test, _ = parts.load(*source)
     task = parts.task(source[0], model, compute_dtype, train)
     data, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
     owners = functools.cache(lambda config: parts.owners(config, train))
-    return Ground(
+    return TaskData(
         task,
-        lambda config: owners(of_the_world(config)),
+        lambda config: owners(data_settings(config)),
         *devices.put((data, test), mesh),
         mesh,
     )
 
 
 def group(
-    config: Config, history: int, schedule: Callable[[Config], ccfl.Schedule], ground: Ground
+    config: Config, history: int, schedule: Callable[[Config], ccfl.Schedule], task_data: TaskData
 ) -> Group:
-    """What trials like `config` share, whose schedules ask for a history of so many models."""
-    first_states = jax.jit(jax.vmap(partial(parts.first_state, config, ground.task, history)))
-    round_at = parts.round_at(config, ground.task, None)
-    return Group(config, history, schedule, round_at, first_states, ground)
+    """The group of trials like `config`, with a history of `history` models."""
+    first_states = jax.jit(jax.vmap(partial(parts.first_state, config, task_data.task, history)))
+    round_at = parts.round_at(config, task_data.task, None)
+    return Group(config, history, schedule, round_at, first_states, task_data)
 
 
 def at_once(group: Group, memory: float | None) -> tuple[int, int, float | None]:
-    """Bytes that a trial takes on a device, how many advance together there, and its bytes for all.
+    """Bytes of a trial on a device, how many train together there, and the bytes for all.
 
-    A trial takes its state twice, for before and after a piece, and four models a lane for its
-    steps. On a CPU there is one at a time: a batch of models is slower there than one by one.
+    A trial takes its state twice, before and after a piece, and four models a lane for its steps.
+    On a CPU there is one at a time: a batch of models is slower there than one by one.
 
     Args:
         group: of the trials.
-        memory: bytes of a device for trials, by default a quarter of what it has.
+        memory: bytes of a device for trials, by default a quarter of its own.
     """
-    config, device = group.config, group.ground.mesh.devices.flat[0]
-    first = partial(parts.first_state, config, group.ground.task, group.history)
+    config, device = group.config, group.task_data.mesh.devices.flat[0]
+    first = partial(parts.first_state, config, group.task_data.task, group.history)
     state = jax.eval_shape(first, parts.rates(config), jax.random.key(0))._replace(key=())
     held, model = metrics.model_bytes(state), metrics.model_bytes(state.params)
     parameters = sum(a.size for a in jax.tree.leaves(state.params))
@@ -119,29 +119,29 @@ def at_once(group: Group, memory: float | None) -> tuple[int, int, float | None]
 
 
 def like(group: Group, trials: Sequence) -> ccfl.State:
-    """States of so many trials, all the same."""
+    """Equal states of as many trials."""
     rates = jax.tree.map(lambda a: np.repeat(a, len(trials)), parts.rates(group.config))
     return group.first_states(rates, _keys([0] * len(trials)))
 
 
 def start(group: Group, configs: Sequence[Config]) -> journal.Progress:
-    """Where trials stand before round 0."""
+    """The progress of trials before round 0."""
     states = group.first_states(_rates(configs), _keys([config.seed for config in configs]))
     return journal.start(states, len(configs))
 
 
 def program(group: Group, configs: Sequence[Config]) -> Program:
-    """What trains these trials; a multiple of the devices leaves none idle."""
-    task, mesh = group.ground.task, group.ground.mesh
-    # Filled up here and not in every piece: the states then stay on their devices.
+    """The program of these trials, repeated up to a multiple of the devices."""
+    task, mesh = group.task_data.task, group.task_data.mesh
+    # Repeated here and not in every piece: the states then stay on their devices.
     places = np.minimum(np.arange(len(configs) + -len(configs) % mesh.size), len(configs) - 1)
     filled = [configs[k] for k in places]
     rates = _rates(filled)
     alike = len({config.seed for config in configs}) == 1
     schedules = [group.schedule(config) for config in (filled[:1] if alike else filled)]
-    lists = zip(*map(group.ground.owners, filled[:1] if alike else filled), strict=True)
+    lists = zip(*map(group.task_data.owners, filled[:1] if alike else filled), strict=True)
     lists = [jnp.asarray(a[0] if alike else np.stack(a), jnp.int32) for a in lists]
-    data = ccfl.FederatedData(group.ground.data, *lists)
+    data = ccfl.FederatedData(group.task_data.data, *lists)
     round_fn = Partial(group.round_at, rates)
 
     def rest(first: int) -> list[Part]:
@@ -154,7 +154,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         return ccfl.run_trials(round_fn, states, piece, data, mesh, donate=True)
 
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], float]]:
-        found = ccfl.evaluate_trials(task, states.params, group.ground.test, mesh=mesh)
+        found = ccfl.evaluate_trials(task, states.params, group.task_data.test, mesh=mesh)
         shares = parts.adaptive_shares(rates, states)
         return [
             ({name: float(a[k]) for name, a in found.items()}, float(shares[k]))

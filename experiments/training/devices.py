@@ -1,4 +1,4 @@
-"""Where a run computes: processes, devices, and the programs compiled for them."""
+"""Processes and devices of a run, and the cache of programs compiled for them."""
 
 import contextlib
 import hashlib
@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..config.run_flags import Config
 
-# A process that nobody hears of for so long is dead, and the others end with an error.
+# A process without a sign of life for so long is dead, and the others end with an error.
 _HEARTBEAT_SECONDS = 20
-# A device's operations, split over the cores of all, take a tenth longer.
+# Splitting each device's operations over all cores takes a tenth longer.
 _ON_ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
 
 
@@ -23,8 +23,8 @@ def start(config: Config) -> Mesh:
     """Joins the other processes, if there are any, and returns the devices to spread clients over.
 
     Raises:
-        ValueError: if more devices are asked for than there are.
-        RuntimeError: if the other processes do not come within a minute.
+        ValueError: if there are fewer devices than `config.devices`.
+        RuntimeError: if the other processes do not connect within a minute.
     """
     _keep_compiled(config.compilation_cache)
     make_host_devices(config.devices)
@@ -41,13 +41,13 @@ def start(config: Config) -> Mesh:
 
 
 def make_host_devices(count: int | None) -> None:
-    """Has JAX make so many devices of a CPU, by default one per core."""
+    """Sets JAX's number of devices on a CPU, by default one per core."""
     wanted = max(count or os.cpu_count(), jax.config.jax_num_cpu_devices)
-    # Fails once JAX has started, as in a test: what it has started with then holds.
+    # Fails once JAX has started, as in a test: it keeps its devices then.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", wanted)
-        given = os.environ.get("XLA_FLAGS", "")  # last, so that it counts
-        # Once: kept programs are found again under the same flags only.
+        given = os.environ.get("XLA_FLAGS", "")  # last, so that the user's flags win
+        # Once: the cache finds programs under the same flags only.
         if wanted > 1 and not given.startswith(_ON_ONE_CORE):
             os.environ["XLA_FLAGS"] = f"{_ON_ONE_CORE} {given}".strip()
 
@@ -61,7 +61,7 @@ def mesh(count: int | None) -> Mesh:
     """
     try:
         found = jax.devices()
-    except AssertionError:  # all that JAX says for CUDA without a GPU
+    except AssertionError:  # what JAX raises for CUDA without a GPU
         raise ValueError(
             "JAX_PLATFORMS: expected a platform that has a device here, as cpu, found "
             f"{jax.config.jax_platforms!r}"
@@ -76,7 +76,7 @@ def mesh(count: int | None) -> Mesh:
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-    """The tree on all devices of `mesh`, each of which holds the whole of it."""
+    """The tree on all devices of `mesh`, a whole copy on each."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     if jax.process_count() == 1:
         return jax.device_put(tree, everywhere)
@@ -99,18 +99,18 @@ def _place(device: jax.Device) -> int:
 
 
 def _keep_compiled(folder: str) -> None:
-    """Has JAX keep compiled programs in `folder`, for the next process that builds the same."""
+    """Keeps compiled programs in `folder`, for the next process with the same programs."""
     if folder != "off":
         # A program made for another processor may not run on this one.
         folder = Path(folder).expanduser() / f"{platform.machine()}-{_processor()}"
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        # Small ones too: a run begins with a hundred, which together take as long as the round.
+        # Small ones too: a run starts with a hundred, which take as long as the round together.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _processor() -> str:
-    """Ten digits that change with the processor's instructions, where Linux tells them."""
+    """Ten digits for the processor's instruction set, where Linux tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

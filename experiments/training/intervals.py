@@ -1,10 +1,10 @@
-"""When a run is evaluated, and when it is saved."""
+"""Intervals: the rounds after which a run is evaluated and saved."""
 
 import time
 
 from ..config.run_flags import Config
 
-_SECONDS = 60  # between the checkpoints of a sweep, where the command line names no rounds
+_SECONDS = 60  # between the checkpoints of a sweep, by default
 
 
 def stops(config: Config, begun: int, end: int) -> list[int]:
@@ -33,7 +33,7 @@ class Minutes:
         self._last = time.monotonic()
 
     def is_checkpoint(self, config: Config, done: int) -> bool:
-        """Asked where a run would be evaluated or saved."""
+        """Called after the rounds where a run is evaluated or saved."""
         if config.checkpoint_every is not None:
             return is_checkpoint(config, done)
         if time.monotonic() - self._last < _SECONDS:

@@ -1,7 +1,7 @@
-"""How far training has come, in memory and in its folder: of a run, or of trials side by side.
+"""The progress of training, in memory and in its folder: of a run, or of trials together.
 
-Either folder has `metrics.jsonl`, the rows as they come, and `checkpoints/`. A run is one trial,
-whose name is empty and whose state has no axis of trials.
+Both have a folder with `metrics.jsonl` and `checkpoints/`. A run is one trial with an empty name,
+whose state has no axis of trials.
 """
 
 import sys
@@ -19,14 +19,14 @@ from ccfl_jax.runs.metrics import Row
 
 
 class Progress(NamedTuple):
-    """How far trials have come that train together.
+    """The progress of trials that train together.
 
     Attributes:
-        states: of a run; or those of trials, `[trials, ...]`, all at the same round, and perhaps
-            some more, which fill the devices.
-        infos: the rounds since the last rows, `[trials, rounds, ...]`; None where there are none.
+        states: of a run; or of trials, `[trials, ...]`, all at the same round, perhaps with
+            further ones that fill the devices.
+        infos: the rounds since the last rows, `[trials, rounds, ...]`; None without any.
         rows: of each trial.
-        seconds: how long those rounds took.
+        seconds: of those rounds.
     """
 
     states: ccfl.State
@@ -40,15 +40,15 @@ class Progress(NamedTuple):
         return int(np.max(self.states.round))
 
     def alive(self, max_rejected: int | None) -> list[bool]:
-        """Whether each trial goes on: its model is not lost, nor more uploads than may be."""
+        """Whether each trial continues, that is, has not failed (`metrics.has_failed`)."""
         return [not (rows and metrics.has_failed(rows, max_rejected)) for rows in self.rows]
 
 
 class Journal(NamedTuple):
-    """The folder that holds it.
+    """The folder of a run, or of trials that train together.
 
     Attributes:
-        folder: of the run, or of the trials.
+        folder: its path.
         names: of the trials; ("",) for a run.
         settings: a digest of the settings of each.
         schedules: of each trial, or one for all of them.
@@ -63,15 +63,15 @@ class Journal(NamedTuple):
 
 
 def start(states: ccfl.State, trials: int) -> Progress:
-    """Where so many trials stand before round 0."""
+    """The progress of `trials` trials before round 0."""
     return Progress(states, None, [[] for _ in range(trials)], 0.0)
 
 
 def add(journal: Journal, progress: Progress, new: dict[int, Row]) -> Progress:
-    """Writes a row of some trials, by number; returns the progress with them.
+    """Writes rows, number of the trial -> row; returns the progress with them.
 
     Raises:
-        OSError: if they cannot be written; then none of them is.
+        OSError: if they cannot be written; then none is.
     """
     names = journal.names
     named = [{"trial": names[k], **row} if names[k] else row for k, row in new.items()]
@@ -82,10 +82,10 @@ def add(journal: Journal, progress: Progress, new: dict[int, Row]) -> Progress:
 
 
 def save(journal: Journal, progress: Progress, score: float | None = None) -> None:
-    """Saves a checkpoint; after its rows, for one without them would leave a gap in the record.
+    """Saves a checkpoint; after its rows, as one without them would leave a gap in the metrics.
 
     Raises:
-        OSError: if it could not be written.
+        OSError: if it cannot be written.
     """
     trials, states = len(progress.rows), progress.states
     about = {
@@ -103,14 +103,14 @@ def save(journal: Journal, progress: Progress, score: float | None = None) -> No
 def newest(
     journal: Journal, like: ccfl.State | Callable[[Sequence[str]], ccfl.State]
 ) -> saving.Saved | None:
-    """The newest checkpoint that is whole; None if there is none at all.
+    """The newest undamaged checkpoint; None if there is none at all.
 
     Args:
-        journal: of trials that are in the checkpoint, perhaps of some of them alone.
-        like: of a run, a state before round 0; of trials, a function that gives those of any names.
+        journal: of all or some of the trials in the checkpoint.
+        like: a state of the run; or a function that returns states of trials for their names.
 
     Raises:
-        OSError: if there are checkpoints, but none is whole.
+        OSError: if all checkpoints are damaged.
     """
 
     def wanted(about: dict[str, Any]) -> ccfl.State:
@@ -122,11 +122,11 @@ def newest(
     return None if saved is None else _of_old(journal, saved)
 
 
-def go_on(journal: Journal, saved: saving.Saved) -> Progress:
-    """Where a checkpoint left off; what follows it in the record of rows is cut off.
+def resumed(journal: Journal, saved: saving.Saved) -> Progress:
+    """The progress at a checkpoint; rows after it are removed from `metrics.jsonl`.
 
     Raises:
-        ValueError: if it was made with other settings, or on another schedule.
+        ValueError: if it was made with other settings, or another schedule.
     """
     about, states, infos = saved.about, saved.state, saved.infos
     _check_same(journal, about, int(np.max(states.round)))
@@ -139,7 +139,7 @@ def go_on(journal: Journal, saved: saving.Saved) -> Progress:
 
 
 def warn(folder: Path, line: str) -> None:
-    """Says what is wrong with a folder and does not stop anything."""
+    """Prints a warning about a folder."""
     print(f"warning   {folder}: {line}", file=sys.stderr)
 
 
@@ -151,8 +151,8 @@ def _check_same(journal: Journal, about: dict[str, Any], done: int) -> None:
     settings = dict(zip(about["trials"], about["settings"], strict=True))
     if [settings[name] for name in journal.names] != journal.settings:
         raise ValueError(
-            f"{journal.folder}: expected the settings that the checkpoint of round {done} was made "
-            "with, found others"
+            f"{journal.folder}: expected the settings of the checkpoint of round {done}, found "
+            "others"
         )
     schedules = about["schedules"]
     if schedules is not None and not {*_digests(journal, done)} <= {*schedules}:
@@ -162,9 +162,9 @@ def _check_same(journal: Journal, about: dict[str, Any], done: int) -> None:
 
 
 def _of_old(journal: Journal, saved: saving.Saved) -> saving.Saved:
-    """What was saved; brought into this form where it is in one of those before it.
+    """The checkpoint in today's form, if it is of an earlier version.
 
-    A run's then has no axis of trials, and trials have their rows in the checkpoint itself.
+    There a run's has no axis of trials, and those of trials hold their rows.
     """
     about = saved.about
     if "trials" in about:

@@ -1,4 +1,4 @@
-"""The parts of a run, each from its `Config`: data, clients, schedule, model, server, round."""
+"""The parts of a run, from its `Config`: data, clients, schedule, model, server, round."""
 
 import dataclasses
 import os
@@ -31,9 +31,9 @@ def source(config: Config) -> tuple:
 
 
 def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict, int]:
-    """The train and test part, as `ccfl.load_dataset` has them, and how many clients are left out.
+    """The train and test part, as `ccfl.load_dataset`, and the number of clients left out.
 
-    Those are the clients that have too few samples to be drawn.
+    Those have too few samples to be drawn.
     """
     if dataset != "stackoverflow":
         return *ccfl.load_dataset(dataset, data_dir), 0
@@ -44,25 +44,25 @@ def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict, i
 
 
 def schedule(config: Config) -> tuple[ccfl.Schedule, int]:
-    """The schedule of a run, and how many global models its history has to hold.
+    """The schedule of a run, and the length of its history.
 
-    Drawn from the seed, for a ring of max_delay + 1 models; or read from `schedule_file`, planned
-    and cut to the rounds asked for.
+    Drawn from the seed, with a ring of max_delay + 1 models; or read from `schedule_file`, planned
+    and cut to `config.rounds`.
 
     Raises:
-        ValueError, OSError: for a file that cannot be read, or was not made for such a run.
+        ValueError, OSError: for a file that cannot be read, or does not fit the run.
     """
     if config.schedule_file is None:
         return drawn_schedule(config), config.max_delay + 1
     path = config.schedule_file.replace("{seed}", str(config.seed))
     found = ccfl.Schedule.load(path)
     _check_saved(config, found, path)
-    # The plan is of the whole file: a run can go on to more of its rounds.
+    # The plan is of the whole file, so that a run can be resumed with more of its rounds.
     return found.planned().rounds(0, config.rounds), found.history_slots()
 
 
 def drawn_schedule(config: Config, available: Iterable[np.ndarray] | None = None) -> ccfl.Schedule:
-    """By the paper's rule, perhaps of those available: a mask bool `[clients]` for each round."""
+    """The paper's random schedule; `available`: a bool `[clients]` for each round."""
     return ccfl.random_schedule(
         config.seed,
         config.rounds,
@@ -76,7 +76,7 @@ def drawn_schedule(config: Config, available: Iterable[np.ndarray] | None = None
 
 
 def _check_saved(config: Config, found: ccfl.Schedule, path: str) -> None:
-    """Refuses a saved schedule for which the flags say something else."""
+    """Checks the flags against a schedule file."""
     rounds, unit = found.num_rounds, config.work_unit
     found = found.rounds(0, min(rounds, config.rounds))
     work = f"local_{unit} * randomness"
@@ -122,10 +122,10 @@ def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The clients' row numbers one after another, and where each client's begin.
+    """The clients' row numbers one after another, and the start of each client's.
 
     Raises:
-        ValueError: if the data cannot be dealt so, or a client's work cannot be counted.
+        ValueError: if the data cannot be partitioned so, or a client's work cannot be counted.
     """
     lists = clients(config, train)
     _check_visits(config, max(map(len, lists)))
@@ -133,7 +133,7 @@ def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np
 
 
 def _check_visits(config: Config, largest: int) -> None:
-    """Refuses work that takes more samples in a round than int32 counts."""
+    """Raises ValueError for work of more samples in a round than int32 counts."""
     each = largest if config.work_unit == "epochs" else config.batch_size
     if config.most_work * each > INT32_MAX:
         raise ValueError(
@@ -144,12 +144,12 @@ def _check_visits(config: Config, largest: int) -> None:
 
 
 def task(dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray]) -> ccfl.Task:
-    """What is learnt from data like `train`."""
+    """The task for data like `train`."""
     classes, shape = NUM_CLASSES[dataset], train["x"].shape[1:]
     module = getattr(models, MODELS[model])
     if model == "tags":
         return ccfl.tags_task(module(num_tags=classes), shape, classes, compute_dtype)
-    # The paper's small grey images are taken as they are, CIFAR's are cropped and flipped.
+    # CIFAR's images are cropped and flipped, the paper's small grey ones are not.
     channels = CHANNELS.get(dataset)
     prepare = None if channels is None else prepare_images(channels, augment=True)
     return ccfl.classification_task(
@@ -158,13 +158,13 @@ def task(dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarr
 
 
 def rates(config: Config) -> Rates:
-    """The numbers that are arguments of a compiled round: one program serves all their values."""
+    """The numbers that are arguments of the compiled round: one program for all their values."""
     names = ("local_lr", "server_lr", *SERVERS[config.server])
     return {name: np.float32(getattr(config, name)) for name in names}
 
 
 def server(config: Config, rates: Rates) -> optax.GradientTransformation:
-    """The server method with the numbers of `rates`, which may be traced."""
+    """The server optimiser with the numbers of `rates`, which may be traced."""
     if config.server == "cc_fedavg":
         return ccfl.cc_fedavg()
     hyperparameters = {name: rates[name] for name in SERVERS[config.server]}
@@ -174,10 +174,10 @@ def server(config: Config, rates: Rates) -> optax.GradientTransformation:
 def first_state(
     config: Config, task: ccfl.Task, history: int, rates: Rates, key: jax.Array
 ) -> ccfl.State:
-    """The state before round 0, with a history of so many models.
+    """The state before round 0, with a history of `history` models.
 
     Raises:
-        ValueError: if no device can hold that history.
+        ValueError: if a device cannot hold that history.
     """
     _check_history(config, task, history)
     return ccfl.init_state(task, server(config, rates), key, history)
@@ -189,7 +189,7 @@ def model_bytes(task: ccfl.Task) -> int:
 
 
 def _check_history(config: Config, task: ccfl.Task, history: int) -> None:
-    """Refuses a history larger than a device, which XLA may wait for without an end."""
+    """Raises ValueError for a history larger than a device, for which XLA may wait endlessly."""
     model = model_bytes(task)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host)
@@ -227,7 +227,7 @@ def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) ->
 
 @jax.jit
 def adaptive_share(rates: Rates, state: ccfl.State) -> jax.Array:
-    """`server.adaptive_share` of a run's state; nan for a method that does not adapt."""
+    """`server_optimizers.adaptive_share` of a run's state; nan for a method without one."""
     return servers.adaptive_share(state.server, rates.get("eps", 0.0))
 
 

@@ -1,4 +1,4 @@
-"""What a run says of itself: a header before, a summary after."""
+"""The report of a run: a header before, a summary after."""
 
 import math
 
@@ -20,7 +20,7 @@ def is_short(rows: list[Row], config: Config) -> bool:
 
 
 def header(job: Job) -> str:
-    """Lines on data, clients, work, method, rounds, model and devices of a run."""
+    """Lines on the data, clients, work, method, rounds, model and devices of a run."""
     config, sizes, state = job.config, np.asarray(job.data.sizes), job.progress.states
     leaves = jax.tree.leaves(state.params)
     history = sum(leaf.nbytes for leaf in jax.tree.leaves(state.history.models))
@@ -51,7 +51,7 @@ def header(job: Job) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """Lines on the result, the speed and, where the run diverged, on that."""
+    """Lines on the result, the speed and, for a diverged run, on that."""
     last, seconds = rows[-1], rows[-1]["seconds"] or math.nan
     score = metrics.score_name(last)
     scored = [row for row in rows if row[f"test_{score}"] is not None]
@@ -70,7 +70,7 @@ def summary(rows: list[Row]) -> str:
 
 
 def _oldest(job: Job) -> int:
-    """The staleness that may be, or that the schedule's file has."""
+    """The largest staleness that the flags allow, or of the schedule file."""
     if job.config.schedule_file is None:
         return job.config.max_delay
     return int(job.schedule.staleness.max())
@@ -90,7 +90,7 @@ def _theorem(job: Job, sizes: np.ndarray) -> list[str]:
 
 
 def _streamed(job: Job) -> str:
-    """How the training data come to the devices, where they are not there already."""
+    """How the training data are streamed, where they are."""
     if job.pieces is None or len(job.pieces.starts) < 2:
         return ""
     lengths = np.diff(job.pieces.starts)

@@ -1,4 +1,4 @@
-"""One run, from its `Config` to its curves."""
+"""A run, from its `Config` to its curves."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from .train_loop import train as train_program
 
 
 def run(config: Config) -> tuple[Path, list[Row]]:
-    """Does the run of `config`, from loading the data to drawing the curves.
+    """Runs `config`, from loading the data to drawing the curves.
 
     Returns:
         The run folder, and the rows of its metrics file.
@@ -29,27 +29,28 @@ def run(config: Config) -> tuple[Path, list[Row]]:
 
 
 def train(job: Job) -> list[Row]:
-    """Trains what is left of `job` and records it; prints a header before and a summary after.
+    """Trains the rest of `job`; prints a header before and a summary after.
 
     Evaluates on the whole test set at the start, every `eval_every` rounds and at the end. A row is
     marked diverged where the model or the test loss is not finite or more than `max_rejected`
-    uploads were left out, which end the run, or where that loss is a thousand times what it was,
-    from which a run may come back. A first SIGTERM or SIGINT ends it at the next piece's end.
+    uploads were rejected, which end the run, or where that loss is a thousand times the first,
+    from which a run may recover. SIGTERM or SIGINT ends it after the current piece.
 
     Returns:
         All rows of the metrics file.
 
     Raises:
-        OSError: if the record cannot be written; what is in it is whole.
+        OSError: if the metrics or a checkpoint cannot be written; written ones are whole.
     """
     config, progress = job.config, job.progress
-    first = jax.process_index() == 0  # of several processes one speaks and draws
+    first = jax.process_index() == 0  # of several processes one prints and draws
     if first:
         print(report.header(job), flush=True)
     try:
         if not is_over(config, progress):
-            with on_signals() as asked, progress_bar(config, config.rounds, progress.done) as bar:
-                watch = Watch(asked, _is_due(config), bar)
+            total, done = config.rounds, progress.done
+            with on_signals() as stop, progress_bar(config, total, done) as bar:
+                watch = Watch(stop, _is_due(config), bar)
                 progress = train_program(job.program, progress, job.journal, watch)
         rows = progress.rows[0]
         if first:
@@ -69,5 +70,5 @@ def _show(job: Job, rows: list[Row]) -> None:
         curves.draw_curves(rows, path, f"{job.config.dataset}, {job.config.server}")
     print(report.summary(rows))
     if report.is_short(rows, job.config):
-        print(f"stopped   --resume --out_dir={job.config.out_dir} goes on")
+        print(f"stopped   --resume --out_dir={job.config.out_dir} continues it")
     print(f"curves    {path}")

@@ -1,4 +1,4 @@
-"""From a `Config` to a run that is ready: data, clients, schedule, program, folder."""
+"""The setup of a run, from its `Config`: data, clients, schedule, program, folder."""
 
 import dataclasses
 import itertools
@@ -22,9 +22,9 @@ from . import devices, journal, parts
 from .journal import Journal, Progress
 from .train_loop import Part, Program, is_over
 
-# What a run writes, and may remove.
+# The files of a run, which `--overwrite` removes.
 _FILES = (run_config.CONFIG, metrics.METRICS, metrics.SCHEDULE, saving.CHECKPOINTS, "curves.png")
-_UNKNOWN = 2**50  # bytes: a device that tells no limit is given everything
+_UNKNOWN = 2**50  # bytes of a device that tells no limit
 
 
 class Job(NamedTuple):
@@ -71,7 +71,7 @@ class _Learning(NamedTuple):
 
 
 def prepare(config: Config) -> Job:
-    """Loads and builds everything, then opens the run folder; trains nothing.
+    """Loads and builds everything, then opens the run folder; does not train.
 
     Raises:
         ValueError, OSError, ImportError: for settings, files or a folder that cannot be used.
@@ -86,7 +86,7 @@ def prepare(config: Config) -> Job:
 
 
 def close(job: Job) -> None:
-    """Waits for what is being written, and lets the folder go."""
+    """Waits for checkpoints that are being written, and releases the folder."""
     _close(job.journal, job.lock)
 
 
@@ -95,7 +95,7 @@ def _learning(config: Config, mesh: jax.sharding.Mesh) -> _Learning:
     train, test, left_out = parts.load(*parts.source(config))
     owners = parts.owners(config, train)
     task = parts.task(config.dataset, config.model, config.compute_dtype, train)
-    # As one program, which the compilation cache keeps, and not operation by operation.
+    # As one program, which the compilation cache keeps, and not op by op.
     first_state = jax.jit(partial(parts.first_state, config, task, history))
     state = first_state(parts.rates(config), jax.random.key(config.seed))
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
@@ -154,23 +154,23 @@ def _program(config: Config, learning: _Learning, pieces: streaming.Pieces | Non
 
 
 def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:
-    """Bytes of each device for training data, or None where the data fit."""
+    """Bytes of each device for streamed training data, or None where the data fit."""
     if config.data_memory is not None:
         megabytes = config.data_memory
     elif mesh.devices.flat[0].platform == "cpu":
         return None
     else:
         stats = [device.memory_stats() or {} for device in mesh.local_devices]
-        # The other half is for models, their history and what a step computes.
+        # The other half is for models, their history and the activations of a step.
         half = min(stat.get("bytes_limit", _UNKNOWN) for stat in stats) // 2
-        # In all processes the same, for the pieces have to be; whole MB fit the 32 bits sent.
+        # The same in all processes, as the pieces must be; whole MB fit the 32 bits sent.
         megabytes = multihost_utils.process_allgather(np.asarray(half // 10**6)).min()
     room = int(megabytes * 1e6)
     return room if sum(leaf.nbytes for leaf in jax.tree.leaves(data)) > room else None
 
 
 def _cut(config: Config, learning: _Learning, done: int) -> streaming.Pieces | None:
-    """How the rounds from `done` on are streamed, where they have to be."""
+    """The pieces of the rounds from `done` on, where they are streamed."""
     if learning.memory is None:
         return None
     try:
@@ -188,7 +188,7 @@ def _open(config: Config, learning: _Learning) -> Journal:
 
 
 def _start(config: Config, learning: _Learning) -> Job:
-    """Makes the folder of a new run; its settings come last, and make it one to go on with."""
+    """Makes the folder of a new run; its settings, written last, make it resumable."""
     pieces = _cut(config, learning, 0)
     folder = _numbered_folder(config) if config.out_dir is None else config.out_dir
     config = dataclasses.replace(config, out_dir=str(folder))
@@ -203,13 +203,13 @@ def _start(config: Config, learning: _Learning) -> Job:
         except OSError:
             lock.release()
             raise
-    multihost_utils.sync_global_devices("the folder is there")  # and what was in it is gone
+    multihost_utils.sync_global_devices("the folder is ready")
     progress = journal.start(learning.state, 1)
     return _job(config, learning, pieces, progress, _open(config, learning), lock)
 
 
 def _numbered_folder(config: Config) -> Path:
-    """Makes the first of runs/DATASET-SERVER-001, -002, ... that is not there yet."""
+    """Makes the first of runs/DATASET-SERVER-001, -002, ... that does not exist."""
     for number in itertools.count(1):
         folder = Path("runs") / f"{config.dataset}-{config.server}-{number:03d}"
         try:
@@ -220,23 +220,23 @@ def _numbered_folder(config: Config) -> Path:
 
 
 def _resume(config: Config, learning: _Learning) -> Job:
-    """Takes up the newest checkpoint that is whole, and cuts off the rows that came after it."""
+    """Resumes from the newest undamaged checkpoint, and removes the rows after it."""
     folder = Path(config.out_dir)
     lock = folder_lock.lock(folder) if jax.process_index() == 0 else None
     if lock and lock.left_by:
-        journal.warn(folder, f"{lock.left_by} ended without letting it go")
+        journal.warn(folder, f"{lock.left_by} ended without releasing it")
     own = _open(config, learning)
     try:
         saved = journal.newest(own, learning.state)
         if saved is not None:
             _check(config, learning, saved)
         pieces = _cut(config, learning, 0 if saved is None else int(saved.state.round))
-        if saved is None:  # stopped before the first one
+        if saved is None:  # stopped before the first checkpoint
             journal.warn(folder, "no checkpoint yet, from the start")
             metrics.keep_rows(folder, {"": 0})
             progress = journal.start(learning.state, 1)
         else:
-            progress = journal.go_on(own, saved)
+            progress = journal.resumed(own, saved)
         if not is_over(config, progress) and jax.process_index() == 0:
             learning.schedule.save(folder / metrics.SCHEDULE)
             run_config.write(folder, dataclasses.asdict(config))
@@ -247,7 +247,7 @@ def _resume(config: Config, learning: _Learning) -> Job:
 
 
 def _check(config: Config, learning: _Learning, saved: saving.Saved) -> None:
-    """Refuses a checkpoint that this run cannot go on from."""
+    """Raises ValueError for a checkpoint that this run cannot be resumed from."""
     done, path = int(saved.state.round), Path(config.out_dir) / metrics.SCHEDULE
     if done > config.rounds:
         raise ValueError(

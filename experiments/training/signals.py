@@ -1,4 +1,4 @@
-"""A process that is asked to stop: by SIGTERM or SIGINT, at its next resting place."""
+"""Stopping by SIGTERM or SIGINT, after the current piece of training."""
 
 import contextlib
 import os
@@ -12,16 +12,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def on_signals() -> Iterator[Callable[[], bool]]:
-    """Inside it a first signal is only noted, and a second one ends the process at once.
+    """In this context a first signal requests a stop, and a second one ends the process at once.
 
-    A thread of its own waits for them: the main one may be in a compiled program for long, and
-    Python would give it no signal before that returns.
+    A thread waits for them: the main one may be in a compiled program for long, and Python handles
+    no signal before that returns.
 
     Yields:
-        `asked()`, whether any process of the run has got a signal; all have to ask together.
+        `stop_requested()`, whether any process of the run got a signal; all processes have to call
+        it the same number of times.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread may choose what a signal does
+        yield lambda: False  # only the main thread may handle signals
         return
     got: list[int] = []
     ours, theirs = socket.socketpair()
@@ -46,12 +47,14 @@ def _note(incoming: socket.socket, got: list[int]) -> None:
             os._exit(128 + data[0])
         got.append(data[0])
         name = signal.Signals(data[0]).name
-        os.write(2, f"\n{name}: stops at the next piece's end; once more ends at once\n".encode())
+        os.write(
+            2, f"\n{name}: stops after this piece of rounds; once more ends at once\n".encode()
+        )
     incoming.close()
 
 
 def _anywhere(here: bool) -> bool:
-    """Whether it holds in any of the processes, which would wait for each other otherwise."""
+    """Whether it holds in any process: they would wait for each other otherwise."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils

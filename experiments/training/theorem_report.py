@@ -1,4 +1,4 @@
-"""Which of the theorem's conditions a run meets, for the header."""
+"""The theorem's conditions for a run, for its header."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ def lines(config: Config, schedule: ccfl.Schedule, sizes: np.ndarray) -> list[st
     """A line for each condition, as printed in the paper and in its consistent form.
 
     Args:
-        config: with `smoothness` and `gradient_bound`, L and G of the theorem, which nobody knows
-            of a network: what is printed holds if they do.
+        config: with `smoothness` and `gradient_bound`, L and G of the theorem, which are unknown
+            for a network: the lines hold if these do.
         schedule: of the whole run.
         sizes: int `[clients]`, samples of each.
     """
-    # The conditions ask for neither noise, heterogeneity nor where the run starts.
+    # The conditions do not depend on noise, heterogeneity or the initial loss.
     problem = theory.Problem(config.smoothness, config.gradient_bound, 0.0, 0.0, 1, 0.0)
     names = ("server_lr", "local_lr", "b1", "eps", "initial_accumulator")
     setting = theory.Setting(

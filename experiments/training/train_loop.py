@@ -1,4 +1,4 @@
-"""The training loop, from evaluation to evaluation: of a run, or of trials side by side."""
+"""The training loop, from evaluation to evaluation: of a run, or of trials together."""
 
 import contextlib
 import time
@@ -16,20 +16,20 @@ from ..config.run_flags import Config
 from . import intervals, journal
 from .journal import Journal, Progress
 
-PIECE = 250  # rounds handed over at once; one program serves up to 256
+PIECE = 250  # rounds of one call; one program serves up to 256
 
-Part = tuple[list[ccfl.Schedule], ccfl.FederatedData]  # some rounds, and the samples for them
+Part = tuple[list[ccfl.Schedule], ccfl.FederatedData]  # some rounds, and their samples
 
 
 class Program(NamedTuple):
-    """What trials that train together are trained by; a run is one trial.
+    """The functions that train trials together; a run is one trial.
 
     Attributes:
-        config: the settings that they share.
+        config: their common settings.
         schedules: of each trial, or one for all of them.
         model_bytes: of one model.
         parts: `parts(first)`: the schedules from round `first` on with the samples, whole or in
-            parts that follow each other.
+            consecutive parts.
         advance: `advance(states, schedules, data) -> (states, infos [trials, rounds, ...])`.
         evaluate: `evaluate(states) -> (metrics on the test set, adaptive share)` of each trial.
     """
@@ -43,21 +43,21 @@ class Program(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What else happens meanwhile.
+    """What the training loop calls between pieces.
 
     Attributes:
-        asked: whether to stop; it is asked after every piece, in all processes as often.
-        is_due: `is_due(done, over)`, whether to save after `done` rounds; `over`: no more follow.
-        bar: that counts rounds of trials.
+        stop_requested: whether to stop; called as often in all processes.
+        is_due: `is_due(done, over)`: whether to save after `done` rounds; `over`: the last ones.
+        bar: counts rounds of trials.
     """
 
-    asked: Callable[[], bool]
+    stop_requested: Callable[[], bool]
     is_due: Callable[[int, bool], bool]
     bar: tqdm
 
 
 def progress_bar(config: Config, total: int, initial: int = 0) -> tqdm:
-    """A bar of so many rounds, shown where stderr is a terminal."""
+    """A progress bar of `total` rounds, shown where stderr is a terminal."""
     return tqdm(
         total=total,
         initial=initial,
@@ -75,7 +75,7 @@ def say(line: str) -> None:
 
 
 def is_over(config: Config, progress: Progress) -> bool:
-    """Whether nothing is left to train: all rounds are done, or no trial goes on."""
+    """Whether training is over: all rounds are done, or all trials have failed."""
     rows = max(progress.rows, key=len)
     if not rows:
         return False
@@ -83,21 +83,21 @@ def is_over(config: Config, progress: Progress) -> bool:
 
 
 def train(program: Program, progress: Progress, own: Journal, watch: Watch) -> Progress:
-    """Trains what is left; every row is on disk when it is among those returned.
+    """Trains the remaining rounds; every returned row is on disk.
 
-    A trial that has failed (`metrics.has_failed`) has no row after that; the others go on.
+    A trial that has failed (`metrics.has_failed`) has no further rows; the others continue.
 
     Args:
         program: of the trials.
-        progress: where they stand, not over yet.
+        progress: of the trials, not over.
         own: their folder.
-        watch: what else happens.
+        watch: stopping, saving and the progress bar.
 
     Returns:
-        Where they stand in the end: after the last round, or where it was asked to stop.
+        The progress after the last round, or where a stop was requested.
 
     Raises:
-        OSError: if the record cannot be written.
+        OSError: if the metrics or a checkpoint cannot be written.
     """
     config, begun = program.config, progress.done
     kept = begun
@@ -116,7 +116,7 @@ def train(program: Program, progress: Progress, own: Journal, watch: Watch) -> P
             if done == stop and intervals.is_evaluation(config, done):
                 progress = _evaluate(program, progress, own, watch, compile_seconds)
                 compile_seconds = None
-            stopped, over = watch.asked(), is_over(config, progress)
+            stopped, over = watch.stop_requested(), is_over(config, progress)
             if done > kept and (watch.is_due(done, over) or (stopped and not over)):
                 _save(own, progress)
                 kept = done
@@ -126,7 +126,7 @@ def train(program: Program, progress: Progress, own: Journal, watch: Watch) -> P
 
 
 def _pieces(program: Program, begun: int) -> Iterator[Part]:
-    """What is run at once, rounds and their data: first no rounds, then none past a stop."""
+    """Pieces of rounds with their data: first no rounds, then up to the next of `stops`."""
     done = begun
     for schedules, data in program.parts(begun):
         if done == begun:
@@ -146,7 +146,7 @@ def _rounds(schedules: list[ccfl.Schedule], start: int, stop: int) -> list[ccfl.
 def _compile(
     program: Program, progress: Progress, pieces: Iterator[Part]
 ) -> tuple[Progress, float]:
-    """The progress, its states as the program gives them, and the seconds of compilation."""
+    """The progress after compiling, with the program's own states, and the seconds of that."""
     no_rounds, data = next(pieces)
     started = time.perf_counter()
     states, _ = program.advance(progress.states, no_rounds, data)
@@ -157,11 +157,11 @@ def _compile(
 def _advance(
     program: Program, progress: Progress, stop: int, pieces: Iterator[Part], watch: Watch
 ) -> Progress:
-    """The progress after `stop` rounds, or after fewer if asked to stop."""
+    """The progress after `stop` rounds, or fewer if a stop is requested."""
     infos, trials = [] if progress.infos is None else [progress.infos], len(progress.rows)
     states, done, started = progress.states, progress.done, time.perf_counter()
-    while done < stop and not watch.asked():
-        # A piece that had a name here would still be in memory while the next one comes.
+    while done < stop and not watch.stop_requested():
+        # A variable would keep the piece in memory while the next one is sent.
         states, info = program.advance(states, *next(pieces))
         infos.append(jax.tree.map(lambda a: a[:trials], info))
         rounds = info.train_loss.shape[1]
@@ -176,7 +176,7 @@ def _advance(
 def _evaluate(
     program: Program, progress: Progress, own: Journal, watch: Watch, compile_seconds: float | None
 ) -> Progress:
-    """Evaluates, and adds a row of each trial that goes on; seconds in it are the trial's share."""
+    """Evaluates, and adds a row of each trial that continues, with its share of the seconds."""
     config, trials = program.config, len(progress.rows)
     compiled = None if compile_seconds is None else compile_seconds / trials
     found, alive = program.evaluate(progress.states), progress.alive(config.max_rejected)
@@ -199,7 +199,7 @@ def _evaluate(
 
 
 def _save(own: Journal, progress: Progress) -> None:
-    """Saves; a model that was just evaluated may be the best."""
+    """Saves a checkpoint, with a score if the model was just evaluated."""
     last = progress.rows[0][-1]
     score = last[f"test_{metrics.score_name(last)}"] if len(progress.rows) == 1 else None
     fresh = last["round"] == progress.done
