@@ -1,11 +1,14 @@
-"""Small problems that several tests share: softmax regression in JAX and in NumPy, quadratics."""
+"""What several tests share: small problems in JAX and in NumPy, comparisons, refusals."""
 
 import math
+import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import ccfl_jax as ccfl
 from ccfl_jax import Schedule
@@ -104,6 +107,38 @@ def values_of(*clients):
     return ccfl.FederatedData.from_indices({"v": np.concatenate(clients).astype(np.float32)}, lists)
 
 
+def points_task():
+    """loss = mean of (x - v)^2 / 2 over a batch's values v, x drawn: the slope is x - mean(v)."""
+
+    def loss(params, batch, mask, key):
+        squares = (params["x"] - batch["v"]) ** 2 / 2
+        return jnp.where(mask, squares, 0.0).sum() / mask.sum()
+
+    def metrics(params, batch, mask):
+        return {"loss": (loss(params, batch, mask, None) * mask.sum(), mask.sum())}
+
+    return ccfl.Task(lambda key: {"x": jax.random.normal(key)}, loss, metrics)
+
+
+def side_by_side(task, servers):
+    """A task and a server that train an independent copy of `task` under each of `servers`.
+
+    Parameters are {name: those of its copy}; so one program runs all methods.
+    """
+
+    def init(key):
+        return {name: task.init(jax.random.fold_in(key, k)) for k, name in enumerate(servers)}
+
+    def loss(params, *batch):
+        return sum(task.loss(params[name], *batch) for name in servers)
+
+    def metrics(params, *batch):
+        return {name: task.metrics(params[name], *batch)["loss"] for name in servers}
+
+    labels = {name: name for name in servers}
+    return ccfl.Task(init, loss, metrics), optax.multi_transform(servers, labels)
+
+
 def make_schedule(client, staleness=0, work=1, present=True):
     """A schedule from nested lists; scalars fill every slot."""
     client = np.asarray(client, np.int32)
@@ -132,16 +167,22 @@ def counting(round_fn):
 
 def drawn_batches(state_key, t, client, visit, size, batch_size, work, unit="epochs"):
     """The row positions of one visit, batch by batch, as the engine promises to draw them."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state_key, t), client), visit)
+    steps = int(work) * (math.ceil(size / batch_size) if unit == "epochs" else 1)
+    place = jnp.array([t, client, visit], jnp.int32)
+    positions, mask = _draw(
+        state_key, place, jnp.int32(size), batch_size, unit, steps + -steps % 64
+    )
+    positions, mask = np.asarray(positions), np.asarray(mask)
+    return [positions[k][mask[k]] for k in range(steps)]
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def _draw(key, place, size, batch_size, unit, steps):
+    for k in range(3):
+        key = jax.random.fold_in(key, place[k])
     draw = minibatches.epoch_batch if unit == "epochs" else minibatches.random_batch
     source = minibatches.shuffle_seeds(key) if unit == "epochs" else jax.random.fold_in(key, 0)
-    steps = work * math.ceil(size / batch_size) if unit == "epochs" else work
-    draw = jax.jit(draw, static_argnums=3)
-    lists = []
-    for k in range(steps):
-        positions, mask = draw(source, jnp.int32(k), jnp.int32(size), batch_size)
-        lists.append(np.asarray(positions)[np.asarray(mask)])
-    return lists
+    return jax.vmap(lambda k: draw(source, k, size, batch_size))(jnp.arange(steps, dtype=jnp.int32))
 
 
 def small_corpus(folder, seed=0):
@@ -154,3 +195,33 @@ def small_corpus(folder, seed=0):
     write(folder, examples)
     limits = {"vocabulary": 5, "num_tags": 3, "cache_dir": folder / "cache", "max_test": 5}
     return ccfl.load_stackoverflow(folder, 4, seed, **limits)
+
+
+def assert_trees_close(found, expected, tolerance=1e-6):
+    """Equal structures, and leaves within `tolerance`, relative or absolute."""
+    for a, b in zip(_leaves(found), _leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def assert_trees_equal(found, expected):
+    """Equal structures, dtypes and values."""
+    for a, b in zip(_leaves(found), _leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+def _leaves(tree):
+    leaves = jax.tree.leaves(tree)
+    assert leaves
+    return [jax.random.key_data(a) if _is_key(a) else np.asarray(a) for a in leaves]
+
+
+def _is_key(leaf):
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def refused(message, call, *args, **kwargs):
+    """`call` raises a ValueError of this one line, in which "..." stands for any text."""
+    with pytest.raises(ValueError) as error:
+        call(*args, **kwargs)
+    pattern = ".*".join(map(re.escape, message.split("...")))
+    assert re.fullmatch(pattern, str(error.value)), str(error.value)

@@ -54,3 +54,10 @@ def contents(folder):
 def copied(folder, target):
     shutil.copytree(folder, target)
     return target
+
+
+def assert_refused(message, expected, found):
+    """A message is one line that says what is expected first, and last what was found."""
+    line = message.rstrip("\n")
+    assert line.startswith(expected) and line.endswith(f", found {found}"), message
+    assert "\n" not in line

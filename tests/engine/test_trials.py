@@ -1,174 +1,133 @@
-"""trials.py: a trial is the single run, wherever it runs and whatever its neighbours do."""
-
-from functools import partial
+"""Trials: each is the single run, wherever it runs and whatever its neighbours do."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.tree_util import Partial
-from problems import counting, federated, mesh_of, softmax_task
+from problems import assert_trees_close, counting, mesh_of, points_task, refused, values_of
 
 import ccfl_jax as ccfl
 
 SIZES = (9, 4, 0, 13, 7, 5)
-RATES = np.array([0.3, 0.01, 0.05, 0.1, 0.0], np.float32)
 SEEDS = (3, 0, 7, 3, 1)
+RATES = np.array([0.3, 0.01, 0.05, 0.1, 0.0], np.float32)
+NUMBERS = {"server_lr": RATES, "local_lr": RATES[::-1] + 0.1, "eps": RATES + 1e-3}
+DATA = values_of(*(np.random.default_rng(size).normal(size=size) for size in SIZES))
+SCHEDULES = [ccfl.random_schedule(s, 7, len(SIZES), 3, 2, 1, 3) for s in SEEDS]
+TASK = points_task()
 
 
-def round_at(task, rates, state, slots, data):
+def round_at(rates, state, slots, data):
     server = ccfl.cc_fedams(rates["server_lr"], eps=rates["eps"])
-    return ccfl.build_round(task, server, rates["local_lr"], 4)(state, slots, data)
+    return ccfl.build_round(TASK, server, rates["local_lr"], 4)(state, slots, data)
 
 
-def problem():
-    """Five trials of unlike rates and seeds: rounds, states and schedules, and each one's own."""
-    data, _, _ = federated(SIZES)
-    task = softmax_task()
-    rates = {"server_lr": RATES, "local_lr": RATES[::-1] + 0.1, "eps": RATES + 1e-3}
-    round_fn = Partial(partial(round_at, task), rates)
-    schedules = [ccfl.random_schedule(s, 7, len(SIZES), 3, 2, 1, 3) for s in SEEDS]
+def first_states():
     keys = jax.vmap(jax.random.key)(jnp.array(SEEDS))
-    states = jax.vmap(lambda key: ccfl.init_state(task, ccfl.cc_fedams(1.0), key, 3))(keys)
-    return task, data, round_fn, states, schedules
+    return jax.vmap(lambda key: ccfl.init_state(TASK, ccfl.cc_fedams(1.0), key, 3))(keys)
 
 
 def pick(tree, k):
     return jax.tree.map(lambda a: a[k], tree)
 
 
-def assert_same(found, expected, tolerance=1e-6):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+def alone(k, schedule=None, data=DATA):
+    """Trial k as a run of its own."""
+    round_fn, state = Partial(round_at, pick(NUMBERS, k)), pick(first_states(), k)
+    return ccfl.run_rounds(round_fn, state, schedule or SCHEDULES[k], data)
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """Every trial as a run of its own."""
-    _, data, round_fn, states, schedules = problem()
-    return [
-        ccfl.run_rounds(pick(round_fn, k), pick(states, k), schedules[k], data)
-        for k in range(len(SEEDS))
-    ]
+def singles():
+    return [alone(k) for k in range(len(SEEDS))]
 
 
 @pytest.mark.parametrize(
-    ("devices", "together"), [(None, None), (None, 2), (None, 5), (2, None), (4, 2)]
+    ("devices", "together", "donate"),
+    [(None, None, False), (None, 2, True), (2, None, False), (4, 2, True)],
 )
-def test_a_trial_is_the_single_run(alone, devices, together):
-    _, data, round_fn, states, schedules = problem()
+def test_a_trial_is_the_single_run(singles, devices, together, donate):
+    """In two pieces; other rates, seeds and pieces compile nothing."""
     mesh = None if devices is None else mesh_of(devices)
-    for first, last in ((0, 4), (4, 7)):
-        pieces = [schedule.rounds(first, last) for schedule in schedules]
-        states, infos = ccfl.run_trials(round_fn, states, pieces, data, mesh, together)
-    for k, (state, info) in enumerate(alone):
-        assert_same(pick(states, k), state)
-        assert_same(pick(infos, k), jax.tree.map(lambda a: a[4:], info))
+    counted, traces = counting(round_at)
+    for order in (np.arange(5), np.arange(5)[::-1]):
+        states, numbers = pick(first_states(), order), pick(NUMBERS, order)
+        for first, last in ((0, 4), (4, 7)):
+            pieces = [SCHEDULES[k].rounds(first, last) for k in order]
+            states, infos = ccfl.run_trials(
+                Partial(counted, numbers), states, pieces, DATA, mesh, together, donate
+            )
+        for place, k in enumerate(order):
+            state, info = singles[k]
+            expected = state, jax.tree.map(lambda a: a[4:], info)
+            assert_trees_close(pick((states, infos), place), expected)
+    assert len(traces) == 1
 
 
-def test_one_schedule_serves_all_trials(alone):
-    """Trials 0 and 3 share their seed."""
-    _, data, round_fn, states, schedules = problem()
-    two = np.array([0, 3])
-    found, _ = ccfl.run_trials(pick(round_fn, two), pick(states, two), schedules[0], data)
-    for place, k in enumerate(two):
-        assert_same(pick(found, place), alone[k][0])
-
-
-def test_clients_may_differ_between_trials():
+def test_one_schedule_may_serve_all_trials_and_clients_may_differ():
     """Each trial has other owners of the same rows, as another seed's partition gives."""
-    task, data, round_fn, states, schedules = problem()
-    rows = np.random.default_rng(0).permuted(np.tile(data.indices, (5, 1)), axis=1)
-    offsets = np.stack([np.asarray(data.offsets)] * 5)
+    rows = np.random.default_rng(0).permuted(np.tile(DATA.indices, (5, 1)), axis=1)
+    offsets = np.stack([np.asarray(DATA.offsets)] * 5)
     offsets[1] = np.linspace(0, offsets[0, -1], offsets.shape[1]).astype(np.int32)
-    both = ccfl.FederatedData(data.arrays, jnp.asarray(rows), jnp.asarray(offsets))
-    found, _ = ccfl.run_trials(round_fn, states, schedules, both)
-    for k in (0, 1):
-        own = ccfl.FederatedData(data.arrays, both.indices[k], both.offsets[k])
-        one = ccfl.run_rounds(pick(round_fn, k), pick(states, k), schedules[k], own)[0]
-        assert_same(pick(found, k), one)
-    del task
+    data = ccfl.FederatedData(DATA.arrays, jnp.asarray(rows), jnp.asarray(offsets))
+    found, _ = ccfl.run_trials(Partial(round_at, NUMBERS), first_states(), SCHEDULES[0], data)
+    for k in (0, 1, 3):
+        own = ccfl.FederatedData(data.arrays, data.indices[k], data.offsets[k])
+        assert_trees_close(pick(found, k), alone(k, SCHEDULES[0], own)[0])
 
 
-@pytest.mark.parametrize("together", [1, 5])
-def test_a_diverging_trial_touches_no_other(alone, together):
-    _, data, round_fn, states, schedules = problem()
-    (rates,) = round_fn.args
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_diverging_trial_touches_no_other(singles, together):
     rate = np.where(np.arange(5) == 2, np.nan, RATES).astype(np.float32)
-    wild = Partial(round_fn.func, rates | {"server_lr": rate})
-    found, _ = ccfl.run_trials(wild, states, schedules, data, together=together)
-    for k, (state, _) in enumerate(alone):
-        if k == 2:
-            assert not all(np.isfinite(a[k]).all() for a in jax.tree.leaves(found.params))
-        else:
-            assert_same(pick(found, k), state)
-
-
-@pytest.mark.parametrize("devices", [None, 2])
-def test_rates_seeds_and_pieces_compile_once(devices):
-    _, data, round_fn, states, schedules = problem()
-    counted, traces = counting(round_fn.func)
-    mesh, six = None if devices is None else mesh_of(devices), np.array([0, 1, 2, 3, 4, 4])
-    schedules, states = [schedules[k] for k in six], pick(states, six)
-    tracings = []
-    for rates in (pick(round_fn.args[0], six), pick(round_fn.args[0], six[::-1])):
-        at = states
-        for first, last in ((0, 3), (3, 4), (4, 7)):
-            pieces = [schedule.rounds(first, last) for schedule in schedules]
-            at, _ = ccfl.run_trials(Partial(counted, rates), at, pieces, data, mesh)
-            tracings.append(len(traces))
-    assert tracings == [tracings[0]] * 6
-
-
-def test_donated_states_leave_the_rates_alone(alone):
-    _, data, round_fn, states, schedules = problem()
-    for first, last in ((0, 4), (4, 7)):
-        pieces = [schedule.rounds(first, last) for schedule in schedules]
-        states, _ = ccfl.run_trials(round_fn, states, pieces, data, donate=True)
-    for k, (state, _) in enumerate(alone):
-        assert_same(pick(states, k), state)
+    wild = Partial(round_at, NUMBERS | {"server_lr": rate})
+    found, _ = ccfl.run_trials(wild, first_states(), SCHEDULES, DATA, together=together)
+    assert np.isnan(found.params["x"]).tolist() == [False, False, True, False, False]
+    for k in (0, 1, 3, 4):
+        assert_trees_close(pick(found, k), singles[k][0])
 
 
 @pytest.mark.parametrize(("devices", "together"), [(None, None), (None, 3), (4, None)])
 def test_evaluation_of_trials_is_the_evaluation_of_each(devices, together):
-    task, data, _, states, _ = problem()
     mesh = None if devices is None else mesh_of(devices)
-    params = jax.tree.map(lambda a: a.at[3].set(jnp.nan), states.params)
-    found = ccfl.evaluate_trials(task, params, data.arrays, 8, mesh, together)
-    for k in range(len(SEEDS)):
-        expected = ccfl.evaluate(task, pick(params, k), data.arrays, 8)
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name][k], value, rtol=1e-6)
+    params = jax.tree.map(lambda a: a.at[3].set(jnp.nan), first_states().params)
+    found = ccfl.evaluate_trials(TASK, params, DATA.arrays, 8, mesh, together)
+    each = [ccfl.evaluate(TASK, pick(params, k), DATA.arrays, 8) for k in range(5)]
+    assert_trees_close(found, {"loss": np.array([one["loss"] for one in each])})
     assert np.isnan(found["loss"]).tolist() == [False, False, False, True, False]
 
 
+STATES = first_states()
+LISTS = ccfl.FederatedData(DATA.arrays, DATA.indices, jnp.stack([DATA.offsets] * 2))
+STALE = ccfl.random_schedule(0, 7, len(SIZES), 3, 6, 1, 3)
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        ({"schedule": 4}, "schedule: expected 5, found 4 trials"),
-        ({"rates": 3}, "argument 0 of round_fn: expected 5, found 3 trials"),
-        ({"lists": 2}, "data: expected 5, found 2 trials"),
-        ({"length": 1}, "schedule: found rounds [1, 7]"),
-        ({"round": 1}, "states: found rounds [0, 1]"),
-        ({"stale": 1}, "history_length: found 3"),
+        (
+            {"schedule": SCHEDULES[:4]},
+            "schedule: expected 5 trials, as in states, found 4",
+        ),
+        (
+            {"round_fn": Partial(round_at, pick(NUMBERS, slice(3)))},
+            "argument 0 of round_fn: expected 5 trials, as in states, found 3",
+        ),
+        ({"data": LISTS}, "data: expected 5 trials, as in states, found 2"),
+        (
+            {"schedule": [SCHEDULES[0].rounds(0, 1), *SCHEDULES[1:]]},
+            "schedule: expected the same number of rounds in each trial, found [1, 7]",
+        ),
+        (
+            {"states": STATES._replace(round=STATES.round.at[1].set(1))},
+            "states: expected the same number of rounds in each trial, found [0, 1]",
+        ),
+        (
+            {"schedule": [*SCHEDULES[:4], STALE]},
+            "history_length: expected at least ..., the schedule's largest staleness is ..., found 3",
+        ),
     ],
 )
-def test_trials_that_do_not_fit_are_refused(change, message):
-    _, data, round_fn, states, schedules = problem()
-    if "schedule" in change:
-        schedules = schedules[:4]
-    if "rates" in change:
-        round_fn = pick(round_fn, slice(3))
-    if "lists" in change:
-        data = ccfl.FederatedData(data.arrays, data.indices, jnp.stack([data.offsets] * 2))
-    if "length" in change:
-        schedules[1] = schedules[1].rounds(0, 1)
-    if "round" in change:
-        states = states._replace(round=states.round.at[1].set(1))
-    if "stale" in change:
-        schedules[4] = ccfl.random_schedule(0, 7, len(SIZES), 3, 6, 1, 3)
-    with pytest.raises(ValueError, match=message.replace("[", r"\[").replace("]", r"\]")):
-        ccfl.run_trials(round_fn, states, schedules, data)
+def test_trials_that_do_not_fit_are_refused(changes, message):
+    usual = {"round_fn": Partial(round_at, NUMBERS), "states": STATES, "schedule": SCHEDULES}
+    refused(message, ccfl.run_trials, **{**usual, "data": DATA, **changes})

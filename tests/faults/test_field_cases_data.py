@@ -2,16 +2,16 @@
 
 import gzip
 
-import jax
+import data_files
 import numpy as np
 import pytest
-from problems import make_schedule, values_of, values_task
+from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.data import read_idx
 from experiments.config import run_flags
 from experiments.corpora import stackoverflow_files
-from experiments.training import parts, run
+from experiments.training import parts, report, run_setup
 
 # 60,000 labels of ten balanced classes.
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10, dtype=np.int32), 6000))
@@ -29,36 +29,19 @@ def test_pt_06_labels_read_through_the_indices_are_the_samples_own(by):
     assert np.mean(shares) >= 0.45
 
 
-def test_pt_07_a_number_is_the_same_client_in_data_and_schedule():
-    """Client i holds the value i, which its round takes off x = 0."""
-    data, task = values_of(*([client] for client in range(10))), values_task()
-    server = ccfl.cc_fedavg()
-    round_fn = ccfl.build_round(task, server, 1.0, batch_size=1)
-    state = ccfl.init_state(task, server, jax.random.key(0))
-    for client in range(10):
-        assert data.client(client)["v"].tolist() == [client]
-        end, _ = ccfl.run_rounds(round_fn, state, make_schedule([[client]]), data)
-        assert float(end.params["x"]) == -client
-    for client, found in ((10, "found client 10"), (-1, "client: found -1")):
-        with pytest.raises(IndexError, match=f"found {client}"):
-            data.client(client)
-        with pytest.raises(ValueError, match=found):
-            ccfl.run_rounds(round_fn, state, make_schedule([[client]]), data)
-
-
 def test_pt_10_as_many_clients_as_asked_for_or_both_numbers():
     """Ten clients of six samples, and of data that come with seven clients."""
-    dealt = ccfl.partition_iid(np.zeros(6, int), 10, seed=0)
-    assert [len(own) for own in dealt] == [1] * 6 + [0] * 4
-    with pytest.raises(ValueError, match="10 .*need 100, have 6"):
-        ccfl.partition_dirichlet(np.zeros(6, int), 10, 0.5, seed=0)
+    labels = np.zeros(6, int)
+    assert [len(own) for own in ccfl.partition_iid(labels, 10, seed=0)] == [1] * 6 + [0] * 4
+    message = "num_clients: expected at most 0, found 10 ...(need 100, have 6)"
+    refused(message, ccfl.partition_dirichlet, labels, 10, 0.5, seed=0)
     args = ["--dataset=synthetic", "--model=logistic", "--partition=natural", "--server_lr=1"]
     config = run_flags.parse(["train", *args, "--num_clients=10"])
-    with pytest.raises(ValueError, match="--num_clients: expected 7, the clients of, found 10 .*"):
-        parts.clients(config, {"y": np.zeros(7, int), "client": np.arange(7)})
+    own = {"y": np.zeros(7, int), "client": np.arange(7)}
+    refused("--num_clients: expected 7, ..., found 10...", parts.clients, config, own)
 
 
-def test_pt_10_a_run_says_how_many_clients_have_too_few_samples(tmp_path, capsys):
+def test_pt_10_a_run_says_how_many_clients_have_too_few_samples(tmp_path):
     """Six clients with 1, 2, 3 and three times 4 samples, of which 3 are asked for."""
     words, tags = [f"w{k}" for k in range(10_000)], [f"t{k}" for k in range(500)]
     examples = [
@@ -70,16 +53,19 @@ def test_pt_10_a_run_says_how_many_clients_have_too_few_samples(tmp_path, capsys
     stackoverflow_files.write(tmp_path / "corpus", examples)
     asked = ["--dataset=stackoverflow", "--model=tags", "--partition=natural", "--rounds=1"]
     asked += ["--num_clients=3", "--buffer_size=2", "--min_examples=3", "--server_lr=1"]
-    asked += [f"--data_dir={tmp_path}/corpus", f"--out_dir={tmp_path}/run"]
-    run.run(run_flags.parse(["train", *asked]))
-    assert "; 2 more have fewer than 3 and are left out" in capsys.readouterr().out
+    asked += [f"--data_dir={tmp_path}/corpus", f"--out_dir={tmp_path}/run", "--max_delay=0"]
+    job = run_setup.prepare(run_flags.parse(["train", *asked]))
+    try:
+        assert "; 2 more have fewer than 3 and are left out" in report.header(job)
+    finally:
+        run_setup.close(job)
 
 
 def test_ds_03_one_byte_changed_in_a_compressed_file_is_found(tmp_path):
     """Each byte in turn: refused by name, or read as before (a byte of the head)."""
     array = np.random.default_rng(0).integers(0, 256, (7, 5)).astype(np.uint8)
-    plain = bytes([0, 0, 8, 2]) + (7).to_bytes(4, "big") + (5).to_bytes(4, "big") + array.tobytes()
-    whole, path, refused = gzip.compress(plain, mtime=0), tmp_path / "images.gz", 0
+    whole = gzip.compress(data_files.idx_bytes(array), mtime=0)
+    path, noticed = tmp_path / "images.gz", 0
     for place in range(len(whole)):
         changed = bytearray(whole)
         changed[place] ^= 0x10
@@ -88,8 +74,8 @@ def test_ds_03_one_byte_changed_in_a_compressed_file_is_found(tmp_path):
             np.testing.assert_array_equal(read_idx(path), array)
         except ValueError as error:
             assert str(error).startswith(f"{path}: ")
-            refused += 1
-    assert refused >= len(whole) - 10  # ten bytes of gzip's head
+            noticed += 1
+    assert noticed >= len(whole) - 10  # ten bytes of gzip's head
 
 
 def test_ds_07_no_test_sample_is_in_a_clients_hands(monkeypatch):

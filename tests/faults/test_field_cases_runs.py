@@ -1,6 +1,5 @@
-"""Faults people met in other simulators, as `test_field_cases.py`: memory, resumes, whole runs."""
+"""Faults people met in other simulators, as `test_field_cases.py`: resumes, memory, programs."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,164 +8,102 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import one_number
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.tree_util import Partial
-from problems import counting, federated, make_schedule, softmax_task, values_of, values_task
+from one_number import rounds, rows
+from problems import counting, one_row_data
+from small_runs import config_of, restored
 
 import ccfl_jax as ccfl
+from ccfl_jax.engine import run as engine
 from ccfl_jax.runs import checkpoints
+from experiments.training import devices
 
 ROOT = Path(__file__).parents[2]
-DIGITS = [
-    "--dataset=digits",
-    "--model=logistic",
-    "--num_clients=12",
-    "--server_lr=0.1",
-    "--devices=1",
-    "--noprogress",
-]
-STATM = Path("/proc/self/statm")
-needs_statm = pytest.mark.skipif(not STATM.exists(), reason="no /proc, so no resident memory")
-
-
-def resident():
-    """Bytes of memory that this process holds."""
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def command(folder, *args, **environment):
-    """`experiments.train` as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.train", *DIGITS, f"--out_dir={folder}", *args],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment},
-    )
-
-
-def rows_of(folder):
-    """The rows of a run without its clocks."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    clocks = ("seconds", "compile_seconds")
-    return [{k: v for k, v in json.loads(line).items() if k not in clocks} for line in lines]
-
-
-def run_and_resume(folder, server, clients, stop):
-    """x after the rounds before `stop`, and after all, the state going through a checkpoint there.
-
-    Client 0 uploads 1, client 1 uploads 0; one of them in each round.
-    """
-    task, data = values_task(), values_of([1.0], [0.0])
-    schedule = make_schedule([[client] for client in clients])
-    round_fn = ccfl.build_round(task, server, 1.0)
-    fresh = ccfl.init_state(task, server, jax.random.key(0))
-    state, _ = ccfl.run_rounds(round_fn, fresh, schedule.rounds(0, stop), data)
-    kept = checkpoints.open_checkpoints(folder)
-    checkpoints.save(kept, state)
-    checkpoints.close(kept)
-    kept = checkpoints.open_checkpoints(folder)
-    saved, _ = checkpoints.restore(kept, fresh)
-    checkpoints.close(kept)
-    end, _ = ccfl.run_rounds(round_fn, saved.state, schedule.rounds(stop, len(clients)), data)
-    return float(state.params["x"]), end
-
-
-def test_so_10_a_rate_schedule_goes_on_after_a_resume(tmp_path):
-    """lr(c) = c + 1, gradient 1: steps 1 and 2, and 3 after the resume."""
-    server = ccfl.cc_fedsgd(lambda count: count + 1.0)
-    before, end = run_and_resume(tmp_path, server, [0, 0, 0], 2)
-    assert (before, float(end.params["x"])) == (-3.0, -6.0)
-
-
-def test_rr_04_a_step_without_gradient_after_a_resume_is_the_momentums(tmp_path):
-    """Adam, three rounds with upload 1, saved and restored, then one with upload 0."""
-    before, end = run_and_resume(tmp_path, ccfl.cc_fedadam(0.1), [0, 0, 0, 1], 3)
-    m = v = 0.0
-    for d in (1, 1, 1, 0):
-        m, v = 0.1 * d + 0.9 * m, 0.01 * d + 0.99 * v
-    step = 0.1 * m / (np.sqrt(v) + 1e-3)
-    assert step > 0.1
-    assert before - float(end.params["x"]) == pytest.approx(step, rel=1e-5)
-    assert int(end.server[0].count) == 4
-
-
-@needs_statm
-def test_mc_02_a_sweep_over_rates_compiles_once_and_keeps_nothing():
-    """Resident memory after the fifth rate within 5 % of that after the second."""
-    data, _, _ = federated([6, 4, 9, 15])
-    schedule = ccfl.random_schedule(0, 20, 4, 3, max_delay=0)
-    server = ccfl.cc_fedams(0.1)
-
-    def round_at(rate, *rest):
-        return ccfl.build_round(softmax_task(), server, rate, batch_size=4)(*rest)
-
-    counted, traces = counting(round_at)
-    held, compiled = [], []
-    for rate in (0.1, 0.2, 0.3, 0.01, 0.5):
-        state = ccfl.init_state(softmax_task(), server, jax.random.key(0))
-        ccfl.run_rounds(Partial(counted, np.float32(rate)), state, schedule, data)
-        held.append(resident())
-        compiled.append(len(traces))
-    assert compiled == [compiled[0]] * 5
-    assert held[4] < 1.05 * held[1]
-
-
-@needs_statm
-def test_mc_07_memory_does_not_creep_up_round_by_round():
-    """200 rounds run one by one, evaluated, their infos kept: under 0.1 MB a round after 20."""
-    data, arrays, _ = federated([6, 4, 9, 15])
-    task, server = softmax_task(), ccfl.cc_fedams(0.1)
-    round_fn = ccfl.build_round(task, server, 0.1, batch_size=4)
-    state = ccfl.init_state(task, server, jax.random.key(0), history_length=4)
-    schedule = ccfl.random_schedule(0, 200, 4, 3, max_delay=3)
-    infos = []
-    for t in range(200):
-        state, info = ccfl.run_rounds(round_fn, state, schedule.rounds(t, t + 1), data, donate=True)
-        infos.append((info, ccfl.evaluate(task, state.params, arrays)))
-        if t == 19:
-            before = resident()
-    assert resident() - before < 180 * 100_000
-    for info, scores in infos:  # numbers of the host, and no view of more than these rounds
-        assert all(type(a) is np.ndarray and a.flags.owndata for a in jax.tree.leaves(info))
-        assert all(type(score) is float for score in scores.values())
 
 
 @pytest.fixture(scope="module")
-def twice(tmp_path_factory):
-    """One command as two processes with another hash seed; the second finds a spoilt cache."""
-    folder = tmp_path_factory.mktemp("twice")
-    args = ["--rounds=6", "--eval_every=3", "--max_delay=49"]
-    args.append(f"--compilation_cache={folder / 'cache'}")
-    pinned = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    first = command(folder / "a", *args, PYTHONHASHSEED="1", **pinned)
-    kept = [path for path in (folder / "cache").rglob("*") if path.is_file()]
-    for number, path in enumerate(kept):
-        content = path.read_bytes()
-        path.write_bytes([b"", b"no program", content[: len(content) // 2]][number % 3])
-        path.with_name(f"stray{number}").write_bytes(b"\0garbage")
-    second = command(folder / "b", *args, PYTHONHASHSEED="2", **pinned)
-    return folder, first, second, len(kept)
+def resumed(tmp_path_factory):
+    """Adam with rate 0.1 (c + 1), uploads 1, 1 and 1, saved and restored, then an upload of 0:
+    x after each round, the state after the last."""
+    folder = tmp_path_factory.mktemp("resumed")
+    server = ccfl.cc_fedadam(lambda count: 0.1 * (count + 1.0))
+    round_fn = ccfl.build_round(one_number.TASK, server, 1.0, one_number.BATCH)
+    data, schedule = one_number.data_of(rows(b=1.0), rows()), rounds([[0], [0], [0], [1]])
+    state, places = one_number.start(server=server), [1.0]
+    for t in range(4):
+        if t == 3:
+            kept = checkpoints.open_checkpoints(folder)
+            checkpoints.save(kept, state)
+            checkpoints.close(kept)
+            state = restored(folder, one_number.start(server=server))
+        state, _ = ccfl.run_rounds(round_fn, state, schedule.rounds(t, t + 1), data)
+        places.append(float(state.params["x"]))
+    return np.array(places), state
 
 
-def test_mc_08_a_spoilt_compilation_cache_stops_no_run(twice):
-    _, first, second, kept = twice
-    assert kept > 3
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+def adam_steps(uploads):
+    """Each m / (sqrt v + eps), without bias correction."""
+    m = v = 0.0
+    for d in uploads:
+        m, v = 0.1 * d + 0.9 * m, 0.01 * d + 0.99 * v
+        yield m / (np.sqrt(v) + 1e-3)
 
 
-def test_rr_12_two_processes_give_the_same_bits(twice):
-    folder, *_ = twice
-    assert rows_of(folder / "a") == rows_of(folder / "b")
-    assert len(rows_of(folder / "a")) == 3
+def test_so_10_a_rate_schedule_goes_on_after_a_resume(resumed):
+    """Rates 0.1, 0.2, 0.3, and 0.4 after the resume."""
+    places, _ = resumed
+    rates = -np.diff(places) / [*adam_steps((1, 1, 1, 0))]
+    np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, 0.4], rtol=1e-5)
 
 
-def test_mc_10_the_header_says_what_the_history_costs(twice):
-    """50 models of 650 parameters, 4 bytes each: 0.13 MB, said before the first result."""
-    lines = twice[1].stdout.splitlines()
-    (said,) = [k for k, line in enumerate(lines) if "history of 50 models, 0.13 MB" in line]
-    (result,) = [k for k, line in enumerate(lines) if line.startswith("result")]
-    assert said < result
+def test_rr_04_a_step_without_gradient_after_a_resume_is_the_momentums(resumed):
+    places, state = resumed
+    *_, step = adam_steps((1, 1, 1, 0))
+    assert places[3] - places[4] == pytest.approx(0.4 * step, rel=1e-5) and step > 1
+    assert int(state.server[0].count) == 4
+
+
+def test_mc_02_a_sweep_over_rates_compiles_once_and_keeps_nothing():
+    """Of five rates one program is made and one is kept."""
+    data, schedule = one_number.data_of(rows(a=1.0)), rounds([[0]])
+
+    def round_at(rate, *rest):
+        return ccfl.build_round(one_number.TASK, one_number.SERVER, rate)(*rest)
+
+    counted, traces = counting(round_at)
+    found, compiled, before = [], [], engine._run._cache_size()
+    for rate in (0.1, 0.2, 0.3, 0.01, 0.5):
+        fn = Partial(counted, np.float32(rate))
+        end, _ = ccfl.run_rounds(fn, one_number.start(), schedule, data)
+        found.append(1 - float(end.params["x"]))
+        compiled.append(len(traces))
+    np.testing.assert_allclose(found, [0.1, 0.2, 0.3, 0.01, 0.5], rtol=1e-5)
+    assert compiled == [compiled[0]] * 5 and engine._run._cache_size() == before + 1
+
+
+def test_mc_08_a_spoilt_compilation_cache_stops_no_run(tmp_path):
+    """Kept programs emptied, replaced and cut in half, and foreign files beside them."""
+    before = jax.config.jax_compilation_cache_dir
+    sums = [jax.jit(lambda x, k=k: (x**k).sum()) for k in (2, 3, 4)]
+    x, found = jnp.arange(3.0), []
+    try:
+        for _ in range(2):
+            compilation_cache.reset_cache()
+            devices.start(config_of(f"--compilation_cache={tmp_path}"))
+            jax.clear_caches()
+            found.append([float(one(x)) for one in sums])
+            kept = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+            for number, path in enumerate(kept):
+                content = path.read_bytes()
+                path.write_bytes([b"", b"no program", content[: len(content) // 2]][number % 3])
+                path.with_name(f"stray{number}").write_bytes(b"\0garbage")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
+    assert found == [[5.0, 9.0, 17.0]] * 2 and len(kept) > 3
 
 
 def test_mc_10_a_history_costs_its_models_and_little_more():
@@ -177,7 +114,7 @@ def test_mc_10_a_history_costs_its_models_and_little_more():
         metrics=lambda params, batch, mask: {},
     )
     server = ccfl.cc_fedavg()
-    data, _, _ = federated([1])
+    data = one_row_data()
     state = jax.eval_shape(lambda: ccfl.init_state(task, server, jax.random.key(0), 50))
     assert sum(4 * leaf.size for leaf in jax.tree.leaves(state.history.models)) == 200_000_000
     row = ccfl.Schedule(*(np.zeros(1, np.int32) for _ in range(3)), np.ones(1, bool))
@@ -187,58 +124,15 @@ def test_mc_10_a_history_costs_its_models_and_little_more():
     assert memory.temp_size_in_bytes + new < 0.2 * 200_000_000
 
 
-_ON_DEVICES = """
-import jax
-jax.config.update("jax_num_cpu_devices", 8)
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-from problems import federated, make_schedule, mesh_of, softmax_task
-import ccfl_jax as ccfl
-
-task, server = softmax_task(), ccfl.cc_fedavg()
-for devices in (1, 2, 4, 8):
-    mesh = mesh_of(devices)
-    data, state = jax.device_put(
-        (federated([40])[0], ccfl.init_state(task, server, jax.random.key(0))),
-        NamedSharding(mesh, PartitionSpec()),
-    )
-    print("first", *np.asarray(state.params["w"]).ravel().tolist())
-    if devices in (1, 8):
-        round_fn = ccfl.build_round(task, server, 0.5, 4, mesh=mesh)
-        end, _ = ccfl.run_rounds(round_fn, state, make_schedule([[0]]), data)
-        print("end", *np.asarray(end.params["w"]).ravel().tolist())
-state = state._replace(key=jax.device_put(jax.random.key(5), state.key.sharding))
-end, _ = ccfl.run_rounds(round_fn, state, make_schedule([[0]]), data)
-print("other", *np.asarray(end.params["w"]).ravel().tolist())
-"""
-
-
-def test_md_04_initial_model_and_batch_order_do_not_hang_on_the_devices():
-    """1, 2, 4 and 8 of them; ten steps at rate 0.5 in another order end elsewhere."""
-    done = subprocess.run(
-        [sys.executable, "-c", _ON_DEVICES],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"},
-    )
-    assert done.returncode == 0, done.stderr
-    models = {"first": [], "end": [], "other": []}
-    for line in done.stdout.splitlines():
-        name, *numbers = line.split()
-        models[name].append(np.array(numbers, float))
-    assert len(models["first"]) == 4 and (np.ptp(models["first"], axis=0) == 0).all()
-    one, eight = models["end"]
-    np.testing.assert_allclose(eight, one, rtol=1e-6, atol=1e-6)
-    assert abs(models["other"][0] - eight).max() > 1e-3
-
-
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("platform", ["cuda", pytest.param("tpu", marks=pytest.mark.slow)])
 def test_md_05_a_platform_that_is_not_there_is_an_error(tmp_path, platform):
     """Never the CPU instead."""
     if platform == "cuda" and Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU")
-    done = command(tmp_path / "a", "--compilation_cache=off", JAX_PLATFORMS=platform)
+    command = [sys.executable, "-m", "experiments.train", "--dataset=digits", "--model=logistic"]
+    command += ["--server_lr=0.1", "--compilation_cache=off", f"--out_dir={tmp_path / 'a'}"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": platform}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 2 and done.stdout == ""
     assert f"'{platform}'" in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "a").exists()

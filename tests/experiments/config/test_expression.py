@@ -1,0 +1,54 @@
+"""config/expression.py: values that are written as NAME(ARGUMENT,...)."""
+
+import inspect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ccfl_jax.clock import speed
+from experiments.config.expression import AVAILABILITIES, DISTRIBUTIONS, expression
+
+
+@pytest.mark.parametrize("form", DISTRIBUTIONS)
+def test_distributions_have_the_arguments_and_defaults_of_the_library(form):
+    name, _, inside = form.rstrip(")").partition("(")
+    known = inspect.signature(getattr(speed, name)).parameters
+    written = [word.partition("=")[::2] for word in inside.split(",")]
+    if name == "three_classes":
+        edges = [float(value) for _, value in written[1:]]
+        assert tuple(zip(edges[::2], edges[1::2], strict=True)) == known["ranges"].default
+        written = written[:1]
+        known = {"concentration": known["concentration"]}
+    assert list(known) == [argument for argument, _ in written]
+    for argument, value in written:
+        default = known[argument].default
+        assert default == (float(value) if value else inspect.Parameter.empty)
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=0, max_size=4))
+def test_numbers_are_read_as_they_are_written(numbers):
+    """log_normal has three arguments, uniform two without a default."""
+    text = f"({','.join(map(repr, numbers))})"
+    defaults = (1.0, 0.6, 0.005)
+    expected = ("log_normal", (*numbers, *defaults[len(numbers) :])) if len(numbers) < 4 else None
+    assert expression(f"log_normal{text}", DISTRIBUTIONS) == expected
+    expected = ("uniform", tuple(numbers)) if len(numbers) == 2 else None
+    assert expression(f"uniform{text}", DISTRIBUTIONS) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "norm(1)", "constant", "constant()", "constant(a)", "constant(1,2)", "constant(nan)",
+     "constant(1", "constant(1)x", "constant(1,)", "uniform(1)", "uniform(,1)", "csv(a)"],
+)  # fmt: skip
+def test_what_is_no_distribution(text):
+    assert expression(text, DISTRIBUTIONS) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["always(1)", "bernoulli", "bernoulli(0.5)", "csv", "csv()", "csv( )", "label", "Always"],
+)
+def test_what_is_no_availability(text):
+    assert expression(text, AVAILABILITIES) is None

@@ -1,0 +1,32 @@
+"""What the tests of the commands share: a program is traced and compiled once in each file."""
+
+import jax
+import pytest
+
+from experiments.config.run_flags import RUN
+from experiments.training import parts
+
+_PROGRAM = [n for n, one in RUN.items() if one.may_change == "never" and not one.varies]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+    """Equal settings give the same task and round function, so that jit finds their programs; the
+    compiler optimises little, which halves its time. Commands in processes of their own do too."""
+    task, round_at, kept = parts.task, parts.round_at, {}
+
+    def task_once(dataset, model, dtype, train):
+        key = dataset, model, dtype, train["x"].shape[1:]
+        return kept.setdefault(key, task(dataset, model, dtype, train))
+
+    def round_once(config, task, mesh):
+        key = *(getattr(config, n) for n in (*_PROGRAM, "server", "lanes")), task, mesh
+        return kept.setdefault(key, round_at(config, task, mesh))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "task", task_once)
+        patch.setattr(parts, "round_at", round_once)
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)

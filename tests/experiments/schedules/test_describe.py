@@ -1,0 +1,197 @@
+"""schedules/describe.py and figures/schedule_figure.py: what a schedule holds is said and drawn."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from ccfl_jax.clock.event_log import USED
+from ccfl_jax.schedules.schedule import Schedule
+from experiments.config import schedule_flags
+from experiments.figures import schedule_figure
+from experiments.schedules import describe, make
+
+N = r"([-+.\de]+)"
+SPREAD = f"min {N}, median {N}, max {N}"
+CLIENTS, ROUNDS, SLOTS = 12, 40, 3
+
+
+@pytest.fixture(scope="module")
+def made():
+    line = [
+        *("--dataset=digits", "--model=logistic", f"--num_clients={CLIENTS}"),
+        *(f"--buffer_size={SLOTS}", f"--rounds={ROUNDS}", "--step=log_normal(0,1,10)"),
+        *("--file=x.npz", "--timeout=60", "--max_staleness=3", "--concurrency=6"),
+    ]
+    asked = schedule_flags.parse_schedule(["schedule", *line])
+    return make.world(asked.config, asked.options)
+
+
+@pytest.fixture(scope="module")
+def lines(made):
+    return describe.describe(made.schedule, CLIENTS, made.log, made.model_bytes, made.steps)
+
+
+@pytest.fixture(scope="module")
+def counts(made):
+    """The slots of each client."""
+    s = made.schedule
+    assert 0 < s.present.sum() < s.present.size  # the time-out leaves slots empty
+    return np.array([np.sum(s.client[s.present] == c) for c in range(CLIENTS)])
+
+
+def said(lines, name, pattern, *values):
+    """The numbers of a line are these."""
+    (line,) = [line for line in lines if line.startswith(f"{name:<10}")]
+    found = [float(word) for word in re.search(pattern, line).groups()]
+    np.testing.assert_allclose(found, values, rtol=1e-3, err_msg=line)
+
+
+def spread(values):
+    return np.min(values), np.median(values), np.max(values)
+
+
+def test_slots_staleness_clients_and_work(made, lines, counts):
+    s, here = made.schedule, made.schedule.present
+    stale, work = s.staleness[here], s.work[here]
+    said(lines, "schedule", f"{N} rounds of {N} slots for {N} clients; {N} of {N} slots filled "
+         f"\\({N}%", ROUNDS, SLOTS, CLIENTS, here.sum(), 120, here.mean() * 100)  # fmt: skip
+    said(lines, "staleness", f"mean {N}, {SPREAD}", stale.mean(), *spread(stale))
+    seen = (counts > 0).sum()
+    said(lines, "clients", f"{N} of {N} seen; slots {SPREAD}", seen, CLIENTS, *spread(counts))
+    said(lines, "work", f"mean {N} epochs, {SPREAD}", work.mean(), *spread(work))
+    bars = [re.fullmatch(r" +(\d+) #+ (\d+)| +(\d+) 0", line) for line in lines]
+    bars = [(int(b[1] or b[3]), int(b[2] or 0)) for b in bars if b]
+    assert bars == [(k, np.sum(stale == k)) for k in range(stale.max() + 1)]
+
+
+def test_the_models_of_the_history_and_the_constants_of_the_theorem(made, lines):
+    s, here = made.schedule, made.schedule.present
+    kept = set()  # (model, round) of each model that is still read
+    for t, k in zip(*np.nonzero(here), strict=True):
+        kept |= {(t - s.staleness[t, k], u) for u in range(t - s.staleness[t, k], t + 1)}
+    planned = max(sum(1 for _, u in kept if u == t) for t in range(ROUNDS))
+    ring, mb = s.staleness[here].max() + 1, 4 * 650 / 1e6
+    said(lines, "history", f"{N} models planned, a ring holds {N} \\({N} MB instead of {N} MB\\)",
+         planned, ring, planned * mb, ring * mb)  # fmt: skip
+    rows = [made.steps[t][here[t]].astype(float) for t in range(ROUNDS) if here[t].any()]
+    phi = [np.mean([f(k).mean() for k in rows]) for f in (np.copy, np.square, np.reciprocal)]
+    said(lines, "theorem", f"tau_max {N}, tau_avg {N}; in local steps phi_1 {N}, phi_2 {N}, "
+         f"phi_3 {N}", ring - 1, s.staleness[here].mean(), *phi)  # fmt: skip
+
+
+def test_participation_tasks_and_times(made, lines, counts):
+    s, log, here = made.schedule, made.log, made.schedule.present
+    share = [np.mean([c in s.client[t][here[t]] for t in range(ROUNDS)]) for c in range(CLIENTS)]
+    said(lines, "inclusion", f"{SPREAD} of the rounds; .* m/n = {N} for",
+         *spread(share), SLOTS / CLIENTS)  # fmt: skip
+    q, total = here.sum(axis=1) / CLIENTS, counts.sum()
+    effective = total**2 / (CLIENTS * ((q * (1 - q)).sum() + (total / CLIENTS) ** 2))
+    said(lines, "effective", f"{N} clients; uniform cohorts give {N}",
+         total**2 / (counts**2).sum(), effective)  # fmt: skip
+    fates = [(log.fate == fate).sum() for fate in range(4)]
+    assert fates[1] > 0
+    said(lines, "tasks", f"{N} started: {N} used, {N} stale, {N} timed out, {N} .*; .* each; "
+         f"{N} starts", len(log.client), *fates, 0)  # fmt: skip
+    assert f"{describe.duration((log.stop - log.start).mean())} each" in lines[-1]
+    each = map(describe.duration, spread(np.diff(s.time, prepend=0)))
+    words = "min {}, median {}, max {}".format(*each)
+    assert f"time      {describe.duration(s.time[-1])} in all; a round {words}" in lines
+
+
+def test_a_schedule_without_any_work_is_described_and_drawn(tmp_path):
+    for rounds in (0, 4):
+        zeros = np.zeros((rounds, 2), np.int32)
+        empty = Schedule(zeros, zeros, zeros, zeros > 0, np.zeros(rounds))
+        lines = describe.describe(empty, 3)
+        assert "work      mean nan units, none" in lines and any("0 of 3 seen" in a for a in lines)
+        schedule_figure.draw(empty, 3, tmp_path / "a.png", "a $ b")
+        assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.25, "0.25 s"), (119.0, "119 s"), (120.0, "2 min"), (7199.0, "120 min"), (9000.0, "2.5 h"),
+     (172800.0, "2 days"), (8.64e6, "100 days")],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert describe.duration(seconds) == text
+
+
+def test_a_histogram_has_lines_that_double_for_a_long_tail_and_counts_everything():
+    lines = describe.histogram([80, 1, 0, 40])
+    assert lines == [f"        0 {'#' * 40} 80", "        1 # 1", "        2 0",
+                     f"        3 {'#' * 20} 40"]  # fmt: skip
+    assert len(describe.histogram(np.ones(12, int))) == 12
+    lines = [line.split()[::2] for line in describe.histogram(np.ones(18, int))]
+    assert lines == [["0", "1"], ["1", "1"], ["2-3", "2"], ["4-7", "4"], ["8-15", "8"],
+                     ["16-17", "2"]]  # fmt: skip
+    assert describe.histogram(np.ones(17, int))[-1].split()[::2] == ["16", "1"]
+    assert describe.histogram(np.ones(16, int))[-1].split()[::2] == ["8-15", "8"]
+
+
+def test_uniform_cohorts_by_enumeration():
+    """Of 3 clients one, two and four slots: all cohorts there are, in the last one once each, and
+    one more."""
+    first, second = list(itertools.combinations(range(3), 1)), itertools.combinations(range(3), 2)
+    last = [(0, 1, 2, extra) for extra in range(3)]
+    cases = [
+        np.bincount(sum(case, ()), minlength=3)
+        for case in itertools.product(first, list(second), last)
+    ]
+    mean, deviation, effective = schedule_figure.uniform_clients(np.array([1, 2, 4]), 3)
+    assert mean == pytest.approx(np.mean(cases)) and deviation == pytest.approx(np.std(cases))
+    assert effective == pytest.approx(7**2 / np.mean(np.sum(np.square(cases), axis=1)))
+    m, n, total = 2, 7, 2 * 30  # the same m throughout
+    expected = n / (1 + (n - m) / total)
+    assert schedule_figure.uniform_clients(np.full(30, m), n)[2] == pytest.approx(expected)
+    assert schedule_figure.uniform_clients(np.full(5, 7), 7)[1:] == (0.0, 7.0)
+    assert np.isnan(schedule_figure.uniform_clients(np.zeros(3, int), 7)[2])
+
+
+@pytest.fixture(params=[True, False], ids=["log", "no_log"])
+def axes(request, made, monkeypatch):
+    """The panels of the picture, drawn with the tasks or without, and its raster's collections."""
+    drawn, log = [], made.log if request.param else None
+    keep = lambda path, write: drawn.append(write.func.__self__.axes)  # noqa: E731
+    monkeypatch.setattr(schedule_figure, "write_whole", keep)
+    schedule_figure.draw(made.schedule, CLIENTS, "a.png", "title", log, made.labels)
+    return drawn[0]
+
+
+def test_the_picture_shows_who_was_active(made, axes, counts):
+    s, here, minutes = made.schedule, made.schedule.present, 60.0
+    place = np.argsort(np.lexsort((counts, made.labels)))
+    assert s.time[-1] > 300 and "(min)" in axes[0].get_xlabel()
+    if len(axes[0].collections) == 2:
+        gray, bars = axes[0].collections
+        used = made.log.fate == USED
+        ends = np.array([[*segment[:, 0], segment[0, 1]] for segment in bars.get_segments()])
+        expected = [made.log.start / minutes, made.log.stop / minutes, place[made.log.client]]
+        np.testing.assert_allclose(ends, np.array(expected).T[used])
+        assert len(gray.get_segments()) == (~used).sum()
+        np.testing.assert_array_equal(np.bincount(bars.get_array()), np.bincount(s.staleness[here]))
+    else:
+        (dots,) = axes[0].collections
+        rows = np.nonzero(here)[0]
+        expected = np.stack([s.time[rows] / minutes, place[s.client[here]]], axis=1)
+        np.testing.assert_allclose(dots.get_offsets(), expected)
+        np.testing.assert_array_equal(dots.get_array(), s.staleness[here])
+
+
+def test_the_picture_shows_staleness_participation_and_work(made, axes, counts):
+    s, here = made.schedule, made.schedule.present
+    heights = [[bar.get_height() for bar in axes[k].patches] for k in (2, 5)]
+    np.testing.assert_array_equal(heights[0], np.bincount(s.staleness[here]))
+    np.testing.assert_array_equal(heights[1], np.bincount(s.work[here])[1:])
+    level, steps = axes[3].get_lines()
+    np.testing.assert_array_equal(steps.get_ydata(), np.sort(counts)[::-1])
+    mean, deviation, _ = schedule_figure.uniform_clients(here.sum(axis=1), CLIENTS)
+    assert level.get_ydata()[0] == mean
+    band = axes[3].patches[0].get_extents().transformed(axes[3].transData.inverted())
+    np.testing.assert_allclose([band.y0, band.y1], [mean - 2 * deviation, mean + 2 * deviation])
+    assert sum(bar.get_height() for bar in axes[4].patches) == ROUNDS
+    (line,) = axes[1].get_lines()
+    found = [s.staleness[t][here[t]].mean() for t in range(ROUNDS)]
+    np.testing.assert_allclose(line.get_xydata(), np.stack([s.time / 60, found], axis=1))
