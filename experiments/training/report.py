@@ -21,7 +21,8 @@ def is_short(rows: list[Row], config: Config) -> bool:
 
 def header(job: Job) -> str:
     """Lines on the data, clients, work, method, rounds, model and devices of a run."""
-    config, sizes, state = job.config, np.asarray(job.data.sizes), job.progress.states
+    config, problem, state = job.config, job.problem, job.progress.states
+    sizes = np.asarray(problem.data.sizes)
     leaves = jax.tree.leaves(state.params)
     history = sum(leaf.nbytes for leaf in jax.tree.leaves(state.history.models))
     alpha = "" if config.alpha is None else f" alpha {config.alpha:g}"
@@ -32,7 +33,7 @@ def header(job: Job) -> str:
     return "\n".join(
         [
             f"run       {config.out_dir}, seed {config.seed}",
-            f"data      {config.dataset}: {sizes.sum()} to train, {len(job.test['y'])} to test"
+            f"data      {config.dataset}: {sizes.sum()} to train, {len(problem.test['y'])} to test"
             f"{_streamed(job)}",
             f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
             f"{np.median(sizes):g}, max {sizes.max()}{_left_out(job)}",
@@ -73,20 +74,19 @@ def _oldest(job: Job) -> int:
     """The largest staleness that the flags allow, or of the schedule file."""
     if job.config.schedule_file is None:
         return job.config.max_delay
-    return int(job.schedule.staleness.max())
+    return int(job.problem.schedule.staleness.max())
 
 
 def _left_out(job: Job) -> str:
-    if not job.left_out:
-        return ""
-    return f"; {job.left_out} more have fewer than {job.config.min_examples} and are left out"
+    count, least = job.problem.left_out, job.config.min_examples
+    return f"; {count} more have fewer than {least} and are left out" if count else ""
 
 
 def _theorem(job: Job, sizes: np.ndarray) -> list[str]:
     """The theorem's conditions, where its constants were given."""
     if job.config.smoothness is None:
         return []
-    return theorem_report.lines(job.config, job.schedule, sizes)
+    return theorem_report.lines(job.config, job.problem.schedule, sizes)
 
 
 def _streamed(job: Job) -> str:

@@ -27,16 +27,36 @@ _FILES = (run_config.CONFIG, metrics.METRICS, metrics.SCHEDULE, saving.CHECKPOIN
 _UNKNOWN = 2**50  # bytes of a device that tells no limit
 
 
-class Job(NamedTuple):
-    """A run that is ready to start, or to go on.
+class Problem(NamedTuple):
+    """What is learnt from what, and where, before anything is known of a folder.
 
     Attributes:
-        config: its settings, with `out_dir` resolved.
         schedule: `config.rounds` rounds.
         task: what is learnt.
         data: the clients' training samples, on the devices or, where they are streamed, here.
         test: the test set, "x" and "y".
         left_out: clients of the data set that have too few samples to be drawn.
+        state: before the first round.
+        memory: bytes of a device for streamed training samples; None where it holds all.
+        mesh: the devices.
+    """
+
+    schedule: ccfl.Schedule
+    task: ccfl.Task
+    data: ccfl.FederatedData
+    test: dict[str, jax.Array]
+    left_out: int
+    state: ccfl.State
+    memory: int | None
+    mesh: jax.sharding.Mesh
+
+
+class Job(NamedTuple):
+    """A run that is ready to start, or to be resumed.
+
+    Attributes:
+        config: its settings, with `out_dir` resolved.
+        problem: what is learnt.
         pieces: how what is left is streamed; None where a device holds all training samples.
         program: that trains it.
         progress: how far it is.
@@ -45,29 +65,12 @@ class Job(NamedTuple):
     """
 
     config: Config
-    schedule: ccfl.Schedule
-    task: ccfl.Task
-    data: ccfl.FederatedData
-    test: dict[str, jax.Array]
-    left_out: int
+    problem: Problem
     pieces: streaming.Pieces | None
     program: Program
     progress: Progress
     journal: Journal
     lock: folder_lock.Lock | None
-
-
-class _Learning(NamedTuple):
-    """What is learnt from what, and where, before anything is known of a folder."""
-
-    schedule: ccfl.Schedule
-    task: ccfl.Task
-    data: ccfl.FederatedData
-    test: dict[str, jax.Array]
-    left_out: int
-    state: ccfl.State
-    memory: int | None  # bytes of a device for streamed training samples; None: it holds all
-    mesh: jax.sharding.Mesh
 
 
 def prepare(config: Config) -> Job:
@@ -81,8 +84,8 @@ def prepare(config: Config) -> Job:
         run_config.check(config.out_dir, dataclasses.asdict(config), free(a_run=True))
     elif config.out_dir is not None and jax.process_index() == 0:
         folders.check_unused(config.out_dir, _FILES if config.overwrite else None)
-    learning = _learning(config, mesh)
-    return _resume(config, learning) if config.resume else _start(config, learning)
+    problem = _problem(config, mesh)
+    return _resume(config, problem) if config.resume else _start(config, problem)
 
 
 def close(job: Job) -> None:
@@ -90,7 +93,7 @@ def close(job: Job) -> None:
     _close(job.journal, job.lock)
 
 
-def _learning(config: Config, mesh: jax.sharding.Mesh) -> _Learning:
+def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     schedule, history = parts.schedule(config)
     train, test, left_out = parts.load(*parts.source(config))
     owners = parts.owners(config, train)
@@ -104,42 +107,19 @@ def _learning(config: Config, mesh: jax.sharding.Mesh) -> _Learning:
     if memory is None:
         data = devices.put(data, mesh)
     state, test = devices.put((state, test), mesh)
-    return _Learning(schedule, task, data, test, left_out, state, memory, mesh)
+    return Problem(schedule, task, data, test, left_out, state, memory, mesh)
 
 
-def _job(
-    config: Config,
-    learning: _Learning,
-    pieces: streaming.Pieces | None,
-    progress: Progress,
-    own: Journal,
-    lock: folder_lock.Lock | None,
-) -> Job:
-    return Job(
-        config=config,
-        schedule=learning.schedule,
-        task=learning.task,
-        data=learning.data,
-        test=learning.test,
-        left_out=learning.left_out,
-        pieces=pieces,
-        program=_program(config, learning, pieces),
-        progress=progress,
-        journal=own,
-        lock=lock,
-    )
-
-
-def _program(config: Config, learning: _Learning, pieces: streaming.Pieces | None) -> Program:
-    schedule, task, rates = learning.schedule, learning.task, parts.rates(config)
-    round_fn = jax.tree_util.Partial(parts.round_at(config, task, learning.mesh), rates)
+def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) -> Program:
+    schedule, task, rates = problem.schedule, problem.task, parts.rates(config)
+    round_fn = jax.tree_util.Partial(parts.round_at(config, task, problem.mesh), rates)
 
     def rest(first: int) -> list[Part]:
         left = schedule.rounds(first, config.rounds)
         if pieces is None:
-            return [([left], learning.data)]
-        put = partial(devices.put, mesh=learning.mesh)
-        streamed = streaming.send(pieces, left, learning.data, put)
+            return [([left], problem.data)]
+        put = partial(devices.put, mesh=problem.mesh)
+        streamed = streaming.send(pieces, left, problem.data, put)
         return (([piece], samples) for piece, samples in streamed)
 
     def advance(state: ccfl.State, own: list[ccfl.Schedule], data: ccfl.FederatedData) -> tuple:
@@ -147,7 +127,7 @@ def _program(config: Config, learning: _Learning, pieces: streaming.Pieces | Non
         return state, jax.tree.map(lambda a: a[None], infos)
 
     def evaluate(state: ccfl.State) -> list:
-        test = ccfl.evaluate(task, state.params, learning.test)
+        test = ccfl.evaluate(task, state.params, problem.test)
         return [(test, float(parts.adaptive_share(rates, state)))]
 
     return Program(config, [schedule], parts.model_bytes(task), rest, advance, evaluate)
@@ -169,27 +149,27 @@ def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -
     return room if sum(leaf.nbytes for leaf in jax.tree.leaves(data)) > room else None
 
 
-def _cut(config: Config, learning: _Learning, done: int) -> streaming.Pieces | None:
+def _cut(config: Config, problem: Problem, done: int) -> streaming.Pieces | None:
     """The pieces of the rounds from `done` on, where they are streamed."""
-    if learning.memory is None:
+    if problem.memory is None:
         return None
     try:
         return streaming.cut(
-            learning.schedule.rounds(done, config.rounds), learning.data, learning.memory
+            problem.schedule.rounds(done, config.rounds), problem.data, problem.memory
         )
     except ValueError as error:
         raise ValueError(f"--data_{error}") from None  # --data_memory: found ...
 
 
-def _open(config: Config, learning: _Learning) -> Journal:
+def _open(config: Config, problem: Problem) -> Journal:
     settings = run_config.digest(dataclasses.asdict(config), free(a_run=True))
     checkpoints = saving.open_checkpoints(config.out_dir, config.keep_checkpoints)
-    return Journal(Path(config.out_dir), ("",), [settings], [learning.schedule], checkpoints)
+    return Journal(Path(config.out_dir), ("",), [settings], [problem.schedule], checkpoints)
 
 
-def _start(config: Config, learning: _Learning) -> Job:
+def _start(config: Config, problem: Problem) -> Job:
     """Makes the folder of a new run; its settings, written last, make it resumable."""
-    pieces = _cut(config, learning, 0)
+    pieces = _cut(config, problem, 0)
     folder = _numbered_folder(config) if config.out_dir is None else config.out_dir
     config = dataclasses.replace(config, out_dir=str(folder))
     lock = None
@@ -198,14 +178,15 @@ def _start(config: Config, learning: _Learning) -> Job:
         try:
             folders.check_unused(folder, _FILES if config.overwrite else None)
             folders.clear(folder, _FILES)
-            learning.schedule.save(Path(folder) / metrics.SCHEDULE)
+            problem.schedule.save(Path(folder) / metrics.SCHEDULE)
             run_config.write(folder, dataclasses.asdict(config))
         except OSError:
             lock.release()
             raise
     multihost_utils.sync_global_devices("the folder is ready")
-    progress = journal.start(learning.state, 1)
-    return _job(config, learning, pieces, progress, _open(config, learning), lock)
+    progress = journal.start(problem.state, 1)
+    program = _program(config, problem, pieces)
+    return Job(config, problem, pieces, program, progress, _open(config, problem), lock)
 
 
 def _numbered_folder(config: Config) -> Path:
@@ -219,46 +200,46 @@ def _numbered_folder(config: Config) -> Path:
         return folder
 
 
-def _resume(config: Config, learning: _Learning) -> Job:
+def _resume(config: Config, problem: Problem) -> Job:
     """Resumes from the newest undamaged checkpoint, and removes the rows after it."""
     folder = Path(config.out_dir)
     lock = folder_lock.lock(folder) if jax.process_index() == 0 else None
     if lock and lock.left_by:
         journal.warn(folder, f"{lock.left_by} ended without releasing it")
-    own = _open(config, learning)
+    own = _open(config, problem)
     try:
-        saved = journal.newest(own, learning.state)
+        saved = journal.newest(own, problem.state)
         if saved is not None:
-            _check(config, learning, saved)
-        pieces = _cut(config, learning, 0 if saved is None else int(saved.state.round))
+            _check(config, problem, saved)
+        pieces = _cut(config, problem, 0 if saved is None else int(saved.state.round))
         if saved is None:  # stopped before the first checkpoint
             journal.warn(folder, "no checkpoint yet, from the start")
             metrics.keep_rows(folder, {"": 0})
-            progress = journal.start(learning.state, 1)
+            progress = journal.start(problem.state, 1)
         else:
             progress = journal.resumed(own, saved)
         if not is_over(config, progress) and jax.process_index() == 0:
-            learning.schedule.save(folder / metrics.SCHEDULE)
+            problem.schedule.save(folder / metrics.SCHEDULE)
             run_config.write(folder, dataclasses.asdict(config))
     except (ValueError, OSError):
         _close(own, lock)
         raise
-    return _job(config, learning, pieces, progress, own, lock)
+    return Job(config, problem, pieces, _program(config, problem, pieces), progress, own, lock)
 
 
-def _check(config: Config, learning: _Learning, saved: saving.Saved) -> None:
+def _check(config: Config, problem: Problem, saved: saving.Saved) -> None:
     """Raises ValueError for a checkpoint that this run cannot be resumed from."""
     done, path = int(saved.state.round), Path(config.out_dir) / metrics.SCHEDULE
     if done > config.rounds:
         raise ValueError(
             f"--rounds: expected at least {done}, the rounds done, found {config.rounds}"
         )
-    kept, planned = (s.rounds(0, done) for s in (ccfl.Schedule.load(path), learning.schedule))
+    kept, planned = (s.rounds(0, done) for s in (ccfl.Schedule.load(path), problem.schedule))
     if kept.digest() != planned.digest():
         raise ValueError(
             f"{path}: expected the {done} rounds done as these settings plan them, found others"
         )
-    rest = learning.schedule.rounds(done, config.rounds)
+    rest = problem.schedule.rounds(done, config.rounds)
     run.check_schedule(rest, config.num_clients, done, np.asarray(saved.state.history.version))
 
 
