@@ -105,17 +105,7 @@ def build_round(
     def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
         unit = _unit_of_work(work_unit, slots)
 
-        @partial(jax.jit, inline=True)
-        def visit(state: State, data: FederatedData, slot: Visit) -> tuple:
-            """One client's part: retrieve a past model, work on it, upload."""
-            start_model = past.read(state.history, slot.start)
-            key = jax.random.fold_in(state.key, state.round)
-            key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.number)
-            optimiser = local(state.round) if callable(local) else local
-            cc_local = build_local(task, optimiser, batch_size, unit, normalise)
-            upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
-            return upload, report, (report.steps > 0) & tree_util.all_finite(upload)
-
+        visit = _client_part(task, local, batch_size, unit, normalise)
         work = jnp.where(slots.present, slots.work, 0)  # an absent slot takes no step
         steps = count_steps(work, _client(data, slots.client).size, batch_size, unit)
         read, write = _history_slots(slots, state)
@@ -139,6 +129,24 @@ def build_round(
         return next_state, _info(slots, report, counted, tree_util.all_finite(params))
 
     return round_fn
+
+
+def _client_part(
+    task: Task, local: Any, batch_size: int, unit: WorkUnit, normalise: Normalise
+) -> Callable[[State, FederatedData, Visit], tuple]:
+    """One client's part of a round: retrieve a past model, work on it, upload."""
+
+    @partial(jax.jit, inline=True)
+    def visit(state: State, data: FederatedData, slot: Visit) -> tuple:
+        start_model = past.read(state.history, slot.start)
+        key = jax.random.fold_in(state.key, state.round)
+        key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.number)
+        optimiser = local(state.round) if callable(local) else local
+        cc_local = build_local(task, optimiser, batch_size, unit, normalise)
+        upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
+        return upload, report, (report.steps > 0) & tree_util.all_finite(upload)
+
+    return visit
 
 
 def _unit_of_work(own: WorkUnit | None, slots: Schedule) -> WorkUnit:

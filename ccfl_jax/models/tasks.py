@@ -1,6 +1,5 @@
 """Tasks: the functions of a `Task` for a model and a kind of data."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from flax import linen, nnx
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.data.image_transforms import scale
+from ccfl_jax.models.flax_model import functions
 
 # The stream of this module's draws, apart from those of a model, such as dropout.
 _PREPARE_STREAM = 0x50524550
@@ -44,6 +44,8 @@ def classification_task(
         compute_dtype: a float dtype, such as `jnp.bfloat16`, to which parameters and inputs are
             rounded for the model alone; losses, gradients and all state between steps stay in the
             parameters' dtype. By default nothing is rounded.
+        prepare: `prepare(x, key) -> x`, what becomes of a batch's inputs before the model; the key
+            is None in evaluation.
 
     Returns:
         A `Task`.
@@ -52,7 +54,7 @@ def classification_task(
         ValueError: if the model has statistics beside its parameters (BatchNorm), or its output
             is not `[B, num_classes]`; the task's functions, for a "y" that is not as described.
     """
-    init, apply, same = _functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
+    init, apply, same = functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
         x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B]"), mask)
@@ -115,7 +117,7 @@ def tags_task(
 
     Source: the StackOverflow task of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
     """
-    init, apply, same = _functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
+    init, apply, same = functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
     own_step: Any = getattr(model, "descend", None)
 
     def from_logits(logits: jax.Array, y: jax.Array, mask: jax.Array) -> tuple:
@@ -181,102 +183,6 @@ def _observed(found: tuple, measure: Callable, mask: jax.Array) -> tuple:
 
 def _mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
     return losses.sum() / jnp.maximum(mask.sum(), 1)
-
-
-def _functions(
-    model: Any, input_shape: Sequence[int], dtype: Any, width: int, compute_dtype: Any
-) -> tuple[Callable, Callable, bool]:
-    """`init(key) -> params` and `apply(params, x, key) -> logits [B, width]` of a model.
-
-    And whether `apply` computes the same with a key, in training, as with None, in evaluation.
-    """
-    if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
-        raise ValueError(f"compute_dtype: expected a float dtype or None, found {compute_dtype!r}")
-    example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
-    init, exact = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
-
-    def apply(params: Params, x: Any, key: jax.Array | None) -> jax.Array:
-        if jnp.issubdtype(x.dtype, jnp.floating):  # and not token ids
-            x = optax.tree.cast(x, compute_dtype)
-        return exact(optax.tree.cast(params, compute_dtype), x, key)
-
-    params = jax.eval_shape(init, jax.random.key(0))
-
-    def trace(key: jax.Array | None) -> tuple:
-        run = jax.make_jaxpr(lambda params, x: apply(params, x, key), return_shape=True)
-        return run(params, example)
-
-    (evaluation, logits), (training, _) = trace(None), trace(jax.random.key(0))
-    if logits.shape != (2, width):
-        raise ValueError(f"model: expected output (2, {width}) for 2 rows, found {logits.shape}")
-    return init, apply, str(evaluation) == str(training)
-
-
-def _linen(model: linen.Module, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable]:
-    takes_train = "train" in inspect.signature(type(model).__call__).parameters
-    one = jnp.zeros((1, *example.shape[1:]), example.dtype)
-
-    def call(train: bool) -> dict[str, Any]:
-        return {"train": train} if takes_train else {}
-
-    shapes = jax.eval_shape(lambda key: model.init(key, one, **call(False)), jax.random.key(0))
-    _refuse_statistics(sorted(set(shapes) - {"params"}))
-
-    @jax.jit  # without the model's output, which takes a deep model seconds op by op
-    def init(key: jax.Array) -> Params:
-        return model.init(key, one, **call(False))["params"]
-
-    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> Any:
-        rngs = None if key is None else {"dropout": key}
-        return model.apply({"params": params}, x, **call(key is not None), rngs=rngs)
-
-    return init, apply
-
-
-def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable]:
-    del example
-
-    def build(key: jax.Array) -> nnx.Module:
-        return model if isinstance(model, nnx.Module) else model(nnx.Rngs(key))
-
-    graph, shapes, streams, rest = nnx.split(
-        nnx.eval_shape(lambda: build(jax.random.key(0))), nnx.Param, nnx.RngState, ...
-    )
-    _refuse_statistics(sorted({type(v).__name__ for _, v in nnx.to_flat_state(rest)}))
-
-    def init(key: jax.Array) -> Params:
-        return nnx.to_pure_dict(nnx.state(build(key), nnx.Param))
-
-    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        state = jax.tree.map(lambda a: a, shapes)  # a copy, which the next line fills in place
-        nnx.replace_by_pure_dict(state, params)
-        module = nnx.merge(
-            graph, state, _seeded(streams, jax.random.key(0) if key is None else key)
-        )
-        module.set_attributes(raise_if_not_found=False, deterministic=key is None)
-        return module(x)
-
-    return init, apply
-
-
-def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:
-    """The random streams of an NNX module, each restarted from its own part of `key`."""
-    leaves, structure = jax.tree.flatten(streams)
-    fresh = [
-        jax.random.fold_in(key, i)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else jnp.zeros(leaf.shape, leaf.dtype)
-        for i, leaf in enumerate(leaves)
-    ]
-    return structure.unflatten(fresh)
-
-
-def _refuse_statistics(found: list[str]) -> None:
-    if found:
-        raise ValueError(
-            "model: expected parameters only; statistics have no meaning between stale clients, "
-            f"use GroupNorm instead of BatchNorm, found {', '.join(found)} beside its parameters"
-        )
 
 
 def _labels(y: jax.Array, shape: str) -> jax.Array:

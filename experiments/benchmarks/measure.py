@@ -44,11 +44,7 @@ def measure(
             does one round in turn with every piece of ours.
     """
     slots, count = workload.schedule.num_slots, 1 if mesh is None else mesh.size
-    shapes = jax.tree.leaves(jax.eval_shape(workload.task.init, jax.random.key(0)))
-    parameters = sum(leaf.size for leaf in shapes)
-    lanes = min(
-        lanes or load_balancing.lanes(jax.default_backend(), parameters, slots, count), slots
-    )
+    lanes = min(lanes or _default_lanes(workload, slots, count), slots)
     started = time.perf_counter()
     advance = _prepare(workload, mesh, lanes)
     compile_s = _timed(advance, workload.schedule.rounds(0, 0))[1]
@@ -62,8 +58,6 @@ def measure(
         name: {"samples_per_s": median(rates), "times": samples_per_s / median(rates)}
         for name, rates in theirs.items()
     }
-    memory = jax.devices()[0].memory_stats() or {}
-    peak = memory.get("peak_bytes_in_use")
     return {
         "workload": workload.name,
         "device": device_name(),
@@ -77,12 +71,24 @@ def measure(
         "compile_s": compile_s,
         "first_round_s": first_round_s,
         "host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "device_mb": None if peak is None else peak / 2**20,
+        "device_mb": _device_mb(),
         "useful_steps": useful_steps(steps, lanes),
         "gflops": float(samples_per_s * workload.flops / 1e9),
         "product_gflops": product_gflops(),
         "against": against,
     }
+
+
+def _default_lanes(workload: Workload, slots: int, count: int) -> int:
+    shapes = jax.tree.leaves(jax.eval_shape(workload.task.init, jax.random.key(0)))
+    parameters = sum(leaf.size for leaf in shapes)
+    return load_balancing.lanes(jax.default_backend(), parameters, slots, count)
+
+
+def _device_mb() -> float | None:
+    """The most memory that was in use on the first device, where it tells."""
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return None if peak is None else peak / 2**20
 
 
 def useful_steps(steps: np.ndarray, lanes: int) -> float:

@@ -112,7 +112,6 @@ def _raster(
     log: EventLog | None,
     labels: np.ndarray | None,
 ) -> None:
-    from matplotlib.collections import LineCollection
     from matplotlib.colors import PowerNorm
 
     working = schedule.working()
@@ -125,13 +124,7 @@ def _raster(
     norm = PowerNorm(0.5, 0, max(1, schedule.staleness[working].max(initial=0)))
     thick = float(np.clip(300.0 / num_clients, 0.6, 6.0))  # points, of about 300 in all
     if log is not None and len(log.client) <= _MOST_BARS:
-        y, used = place[log.client], log.fate == USED
-        ends = np.stack([log.start, log.stop], axis=1) / length
-        bars = np.stack([ends, np.repeat(y[:, None], 2, axis=1)], axis=2)
-        stale = (log.round - log.version)[used]
-        drawn = LineCollection(bars[used], array=stale, cmap="cool", norm=norm, lw=thick)
-        panel.add_collection(LineCollection(bars[~used], colors="lightgray", lw=thick))
-        panel.add_collection(drawn)
+        drawn = _bars(panel, log, place, length, {"cmap": "cool", "norm": norm, "lw": thick})
         what = "a bar from start to upload, gray where it is not used"
     else:
         t = np.nonzero(working)[0]
@@ -152,6 +145,21 @@ def _raster(
     panel.set_title(f"activity of clients: {what}", fontsize="medium")
     panel.set_xlim(0, max(x.max(initial=0.0), 1e-9) * 1.005)
     _lines_between_labels(panel, labels)
+
+
+def _bars(
+    panel: Any, log: EventLog, place: np.ndarray, length: float, style: dict[str, Any]
+) -> Any:
+    """A bar for each task from its start to its end; returns those that show staleness."""
+    from matplotlib.collections import LineCollection
+
+    used = log.fate == USED
+    ends = np.stack([log.start, log.stop], axis=1) / length
+    bars = np.stack([ends, np.repeat(place[log.client][:, None], 2, axis=1)], axis=2)
+    panel.add_collection(LineCollection(bars[~used], colors="lightgray", lw=style["lw"]))
+    return panel.add_collection(
+        LineCollection(bars[used], array=(log.round - log.version)[used], **style)
+    )
 
 
 def _lines_between_labels(panel: Any, labels: np.ndarray | None) -> None:
