@@ -81,7 +81,9 @@ def _digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("data set 'digits' needs: pip install scikit-learn") from error
+        raise ImportError(
+            "digits: expected scikit-learn (pip install scikit-learn), found none"
+        ) from error
     bunch: Any = load_digits()
     x = (bunch.images[..., None] / 16).astype(np.float32)
     y = bunch.target.astype(np.int32)
@@ -100,8 +102,8 @@ def _fashion_mnist(
     missing = [name for name in names if name not in found]
     if missing:
         raise FileNotFoundError(
-            f"Fashion-MNIST: {folder} must hold {', '.join(names)} (or each with .gz); "
-            f"missing: {', '.join(missing)}"
+            f"Fashion-MNIST: expected {', '.join(names)} (or each with .gz) in {folder}, found no "
+            f"{', '.join(missing)}"
         )
     train, test = (
         _read_pair(found[images], found[labels]) for images, labels in _IDX_FILES.values()
@@ -132,6 +134,6 @@ def _fashion_mnist_from_tfds() -> tuple[dict[str, np.ndarray], dict[str, np.ndar
         return load_tfds("fashion_mnist")
     except (ImportError, OSError) as error:
         raise type(error)(
-            f"Fashion-MNIST: no IDX files in {_DEBIAN_FASHION_MNIST} "
-            f"(apt-get install dataset-fashion-mnist, or give data_dir); {error}"
+            f"Fashion-MNIST: expected IDX files in data_dir or {_DEBIAN_FASHION_MNIST} (apt-get "
+            f"install dataset-fashion-mnist), or with TFDS; found none; {error}"
         ) from error

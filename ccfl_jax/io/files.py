@@ -80,7 +80,9 @@ def append_line(path: str | os.PathLike, line: str) -> None:
         before = file.seek(0, os.SEEK_END)
         try:
             if file.write(data) < len(data):
-                raise OSError(f"{os.fspath(path)}: found no room for a line of {len(data)} bytes")
+                raise OSError(
+                    f"{os.fspath(path)}: expected room for a line of {len(data)} bytes, found less"
+                )
             os.fsync(file.fileno())
         except OSError:
             file.truncate(before)
@@ -97,7 +99,7 @@ def as_json(data: bytes, path: str | os.PathLike) -> Any:
         return json.loads(data.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{os.fspath(path)}: not readable as JSON ({reason})") from None
+        raise ValueError(f"{os.fspath(path)}: expected JSON, found {reason}") from None
 
 
 def _no_constant(name: str) -> None:

@@ -58,7 +58,7 @@ def _reading() -> Iterator[None]:
         raise
     except Exception as error:  # damaged files raise many kinds, MemoryError too
         text = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"not a readable npz ({text})") from None
+        raise ValueError(f"expected an npz file, found {text}") from None
 
 
 def _check_members(

@@ -60,7 +60,9 @@ def records(path: Path) -> Iterator[dict[str, str]]:
                 else:
                     raise ValueError(f"line {number}: expected FIELD: TEXT, found {line[:40]!r}")
             yield record
-    except (ValueError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"{path}: expected a whole compressed file, found {error}") from error
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -78,7 +80,9 @@ def _text(path: Path) -> Iterator[TextIO]:
             yield file
         problem = process.stderr.read().decode(errors="replace").strip()
     if process.returncode:
-        raise ValueError(f"{_APT_HELPER}: {' '.join(problem.split())}")
+        raise ValueError(
+            f"{_APT_HELPER}: expected a readable list, found {' '.join(problem.split())}"
+        )
 
 
 def _fetched(suite: str, folder: Path) -> Path:
@@ -107,5 +111,5 @@ def _fetched(suite: str, folder: Path) -> Path:
     done = subprocess.run(["apt-get", *given, "-q", "update"], capture_output=True, text=True)
     if done.returncode:
         problem = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise OSError(f"--fetch={suite}: apt-get update failed: {problem[:300]}")
+        raise OSError(f"--fetch={suite}: expected apt-get update to succeed, found {problem[:300]}")
     return lists

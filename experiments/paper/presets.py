@@ -131,7 +131,7 @@ def _read() -> dict[str, Any]:
     try:
         tables = tomllib.loads(_FILE.read_bytes().decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{_FILE}: {error}") from None
+        raise ValueError(f"{_FILE}: expected TOML, found {error}") from None
     for name, table in {"common": None, **tables}.items():
         if not _is_experiment(name, table):
             raise ValueError(f"{_FILE}: expected tables as its head says, found {name!r} otherwise")

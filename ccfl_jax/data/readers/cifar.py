@@ -99,8 +99,8 @@ def _find(files: _Files, folder: Path) -> list[Path]:
     missing = [name for name in names if not found[name]]
     if missing:
         raise FileNotFoundError(
-            f"{files.title}: {folder} or its folder {files.folder} must hold {', '.join(names)} of "
-            f"{files.archive}, unpacked; missing: {', '.join(missing)}"
+            f"{files.title}: expected {', '.join(names)} of {files.archive}, unpacked, in {folder} "
+            f"or its folder {files.folder}, found no {', '.join(missing)}"
         )
     return [found[name][0] for name in names]
 
@@ -146,5 +146,6 @@ def _from_tfds(name: str, files: _Files) -> tuple[dict[str, np.ndarray], dict[st
         return load_tfds(name)
     except (ImportError, OSError) as error:
         raise type(error)(
-            f"{files.title}: give data_dir, the folder where {files.archive} is unpacked; {error}"
+            f"{files.title}: expected data_dir, the folder where {files.archive} is unpacked, "
+            f"found none; {error}"
         ) from error

@@ -40,7 +40,9 @@ def read_idx(path: str | Path) -> np.ndarray:
         with gzip.GzipFile(fileobj=raw) if compressed else raw as file:
             try:
                 return _parse(file, _LARGEST if compressed else None)
-            except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise ValueError(f"{path}: expected a whole gzip file, found {error}") from error
+            except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
 
 
@@ -52,11 +54,11 @@ def _parse(file: _Opened, most: int | None) -> np.ndarray:
         )
     sizes = _read(file, 4 * head[3])
     if len(sizes) < 4 * head[3]:
-        raise ValueError(f"ends within the header of {head[3]} dimensions")
+        raise ValueError(f"expected a header of {head[3]} dimensions, found its end before")
     shape = tuple(np.frombuffer(sizes, ">u4").tolist())
     expected = math.prod(shape)
     if not expected:
-        raise ValueError(f"has no items, its shape is {shape}")
+        raise ValueError(f"expected at least one item, found the shape {shape}")
     if most is not None and expected > most:
         raise ValueError(
             f"expected at most {most} items in a compressed file (unpack a larger one first), "
@@ -64,9 +66,9 @@ def _parse(file: _Opened, most: int | None) -> np.ndarray:
         )
     items = _read(file, expected)
     if len(items) < expected:
-        raise ValueError(f"has {len(items)} items, its shape {shape} needs {expected}")
+        raise ValueError(f"expected {expected} items of shape {shape}, found {len(items)}")
     if file.read(1):
-        raise ValueError(f"has bytes after the {expected} items of its shape {shape}")
+        raise ValueError(f"expected {expected} items of shape {shape}, found bytes after them")
     return np.frombuffer(items, np.uint8).reshape(shape)
 
 

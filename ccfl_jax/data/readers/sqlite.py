@@ -35,7 +35,8 @@ def decompressed(source: Path, folder: Path) -> Path:
                 with naming(source), lzma.open(source) as packed, part.open("xb") as plain:
                     shutil.copyfileobj(packed, plain, 1 << 20)
             except (lzma.LZMAError, EOFError, MemoryError) as error:
-                raise ValueError(f"{source}: {str(error) or type(error).__name__}") from None
+                reason = str(error) or type(error).__name__
+                raise ValueError(f"{source}: expected a whole xz file, found {reason}") from None
             part.replace(target)
     return target
 
@@ -60,20 +61,22 @@ def open_database(
     try:
         # `immutable`, which makes no file beside it, does not see changes in these.
         if any(Path(f"{path}{suffix}").exists() for suffix in ("-wal", "-journal")):
-            raise ValueError("has a -wal or -journal file beside it: somebody is writing to it")
+            raise ValueError("expected no other writer, found a -wal or -journal file beside it")
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
             db.execute("PRAGMA trusted_schema = OFF")
             db.execute("PRAGMA cell_size_check = ON")
             if file_size(db) != path.stat().st_size:
                 raise ValueError(
-                    f"has {path.stat().st_size} bytes, its header says {file_size(db)}"
+                    f"expected {file_size(db)} bytes by its header, found {path.stat().st_size}"
                 )
             _check_tables(db, columns)
             yield db
     except sqlite3.Error as error:
         # SQLite's messages may quote the file, line breaks too.
-        raise ValueError(f"{source}: {one_line(str(error), 200)}") from error
+        raise ValueError(
+            f"{source}: expected a SQLite database, found {one_line(str(error), 200)}"
+        ) from error
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
 
@@ -89,7 +92,10 @@ def _check_tables(db: sqlite3.Connection, columns: dict[str, set[str]]) -> None:
         # A view or a virtual table runs code; SQLite itself compares type and name with the text.
         kind = "SELECT type = 'table' AND sql LIKE 'CREATE TABLE %' FROM sqlite_master WHERE name=?"
         if db.execute(kind, (table,)).fetchone() != (1,):
-            raise ValueError(f"has no table {table}")
+            raise ValueError(f"expected a table {table}, found none")
         missing = needed - {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
         if missing:
-            raise ValueError(f"its table {table} has no column {', '.join(sorted(missing))}")
+            raise ValueError(
+                f"table {table}: expected columns {', '.join(sorted(needed))}, found no "
+                f"{', '.join(sorted(missing))}"
+            )

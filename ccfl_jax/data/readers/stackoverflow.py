@@ -142,7 +142,9 @@ def load_stackoverflow(
         test, _ = _encode(db, test_rows, words, tags, max_words, keep_unknown)
         for name, file in (("x", word_file), ("y", tag_file)):
             if max(train[name].max(), test[name].max()) < 0:
-                raise ValueError(f"has in the examples asked for nothing that is in {file}")
+                raise ValueError(
+                    f"expected something that is in {file}, found nothing in the chosen examples"
+                )
     number = {client: k for k, client in enumerate(train_rows.clients)}
     own = [number.get(client, -1) for client in test_rows.clients]
     train["client"] = np.repeat(np.arange(len(number), dtype=np.int32), train_rows.rows)
@@ -154,7 +156,9 @@ def _find(data_dir: str | Path, names: list[str]) -> Path:
     paths = (Path(data_dir) / name for name in names)
     found = next((path for path in paths if path.is_file()), None)
     if found is None:
-        raise FileNotFoundError(f"Stack Overflow: {data_dir} must hold one of {', '.join(names)}")
+        raise FileNotFoundError(
+            f"Stack Overflow: expected one of {', '.join(names)} in {data_dir}, found none"
+        )
     return found
 
 
@@ -164,10 +168,14 @@ def _clients(db: sqlite3.Connection, split: str) -> tuple[np.ndarray, np.ndarray
     sizes = {}
     for client, size in db.execute(query, (split,)):
         if not isinstance(client, str) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"client_metadata has the row {shortened((client, split, size))}")
+            raise ValueError(
+                "client_metadata: expected a text and an integer >= 0, found "
+                f"{shortened((client, size))} in the split {split}"
+            )
         if client in sizes:
             raise ValueError(
-                f"client_metadata has two rows of {shortened(client)} in the split {split}"
+                f"client_metadata: expected one row for each client, found two of "
+                f"{shortened(client)} in the split {split}"
             )
         sizes[client] = size
     total, most = sum(sizes.values()), file_size(db)
@@ -216,7 +224,8 @@ def _examples(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, ob
         place = places.get(client)  # a column may say that 'a' equals 'A'
         if place is None:
             raise ValueError(
-                f"client_metadata lacks {shortened(client)} of the split {wanted.split}"
+                f"client_metadata: expected every client of the split {wanted.split}, found no "
+                f"{shortened(client)}"
             )
         if found[place] < rows[place]:
             yield place, message
@@ -224,8 +233,8 @@ def _examples(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, ob
     for client, size, count in zip(wanted.clients, wanted.sizes.tolist(), found, strict=True):
         if count != size:
             raise ValueError(
-                f"client {shortened(client)} of the split {wanted.split} has {count} examples, "
-                f"client_metadata says {size}"
+                f"client {shortened(client)} of the split {wanted.split}: expected {size} "
+                f"examples, as in client_metadata, found {count}"
             )
 
 
@@ -274,6 +283,6 @@ def _text_and_tags(message: object) -> tuple[list[bytes], list[bytes]]:
     for name in _FEATURES:
         values = features.get(name, [])
         if len(values) != 1 or not isinstance(values[0], bytes):
-            raise ValueError(f"an example has not just one text {name}")
+            raise ValueError(f"expected one text {name} in an example, found {len(values)} values")
     title, body, tags = (features[name][0] for name in _FEATURES)
     return title.split() + body.split(), tags.split(b"|")

@@ -72,7 +72,7 @@ def _import_tfds() -> ModuleType:
         import tensorflow_datasets
     except ImportError as error:
         raise ImportError(
-            f"reading TFDS data sets needs: pip install 'ccfl_jax[tfds]' ({_first_line(error)})"
+            f"TFDS: expected its package (pip install 'ccfl_jax[tfds]'), found {_first_line(error)}"
         ) from error
     return tensorflow_datasets
 
@@ -95,20 +95,20 @@ def _prepare(builder: Any) -> None:
     files = f"dataset_info.json, features.json and {builder.name}-{{train,test}}.array_record-*"
     if problem:
         raise FileNotFoundError(
-            f"TFDS {builder.name!r} is not prepared and {urlsplit(urls[0]).netloc} cannot be "
-            f"reached ({problem}); expected in {builder.data_path}: {files}"
+            f"TFDS {builder.name!r}: expected {files} in {builder.data_path}, found none, and "
+            f"{urlsplit(urls[0]).netloc} cannot be reached ({problem})"
         )
     try:
         builder.download_and_prepare(file_format="array_record")
     except ImportError as error:
         raise ImportError(
-            f"TFDS's preparation of {builder.name!r} failed ({_first_line(error)}); prepare it "
-            f"elsewhere once and copy to {builder.data_path}: {files}"
+            f"TFDS {builder.name!r}: expected {files} in {builder.data_path}, found none, and it "
+            f"cannot be prepared here ({_first_line(error)}): prepare it elsewhere and copy them"
         ) from error
     except Exception as error:
         raise OSError(
-            f"TFDS could not prepare {builder.name!r} ({_first_line(error)}); "
-            f"expected in {builder.data_path}: {files}"
+            f"TFDS {builder.name!r}: expected {files} in {builder.data_path}, found none, and they "
+            f"cannot be prepared ({_first_line(error)})"
         ) from error
 
 
@@ -147,8 +147,8 @@ def _samples(
             yield source[row]
     except Exception as error:
         raise OSError(
-            f"TFDS {name!r}: split {split} in {builder.data_path} is not readable "
-            f"as array_record files: {_first_line(error)}"
+            f"TFDS {name!r}: expected array_record files of split {split} in {builder.data_path}, "
+            f"found {_first_line(error)}"
         ) from error
 
 
