@@ -32,7 +32,9 @@ class ArrayFileHandler(ocp.AsyncCheckpointHandler):
 
     def save(self, directory: Path, args: "ArrayFile") -> None:
         """Not needed: the manager saves asynchronously."""
-        raise NotImplementedError("array_file: expected an asynchronous save, found a synchronous one")
+        raise NotImplementedError(
+            "array_file: expected an asynchronous save, found a synchronous one"
+        )
 
     def restore(self, directory: Path, args: "ArrayFile | None" = None) -> "ArrayFile":
         """The saved file.

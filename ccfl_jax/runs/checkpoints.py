@@ -139,7 +139,9 @@ def restore(
         break
     else:
         if broken:
-            raise OSError(f"{checkpoints.directory}: expected a whole checkpoint, found {broken[0]}")
+            raise OSError(
+                f"{checkpoints.directory}: expected a whole checkpoint, found {broken[0]}"
+            )
         return None, []
     newer = [number for number in checkpoints.all_steps() if number > int(saved.about["round"])]
     for number in newer:

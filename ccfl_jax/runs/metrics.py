@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ccfl_jax.algorithm.types import Params
 from ccfl_jax.checks import one_line
+from ccfl_jax.engine.state import Info
 from ccfl_jax.io.files import append_line, as_json, replace_file
 from ccfl_jax.schedules.schedule import Schedule
-from ccfl_jax.engine.state import Info
-from ccfl_jax.algorithm.types import Params
 
 METRICS, SCHEDULE = "metrics.jsonl", "schedule.npz"
 
@@ -67,8 +67,9 @@ def read_rows(folder: str | os.PathLike) -> list[Row]:
     rows = [as_json(line, path) for line in lines[:-1]]  # a whole line ends in a newline
     for row in rows:
         if not isinstance(row, dict) or type(row.get("round")) is not int:
-            raise ValueError(f"{path}: expected a row with its round, found "
-                             f"{one_line(str(row), 80)}")
+            raise ValueError(
+                f"{path}: expected a row with its round, found {one_line(str(row), 80)}"
+            )
     return rows
 
 

@@ -48,11 +48,14 @@ def check(folder: str | os.PathLike, config: Mapping[str, Any], free: Collection
     """
     path = Path(folder) / CONFIG
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: expected the folder of an earlier run, found no "
-                                f"{CONFIG}")
+        raise FileNotFoundError(
+            f"{folder}: expected the folder of an earlier run, found no {CONFIG}"
+        )
     saved = as_json(path.read_bytes(), path)
     if not isinstance(saved, dict):
-        raise ValueError(f"{path}: expected the settings of a run, found {one_line(str(saved), 80)}")
+        raise ValueError(
+            f"{path}: expected the settings of a run, found {one_line(str(saved), 80)}"
+        )
     check_same(folder, saved, config, free)
 
 
