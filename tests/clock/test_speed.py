@@ -155,32 +155,24 @@ def test_rank_correlation_is_that_of_the_copula(correlation):
     assert abs(found - 6 / math.pi * math.asin(correlation / 2)) < 5 / math.sqrt(len(clients))
 
 
-def test_full_correlation_orders_the_work():
-    """As many amounts as speeds: the client of rank r has U in [r / n, (r + 1) / n]."""
-    seconds = np.array([4.0, 1.0, 3.0, 2.0, 5.0])
-    for correlation, expected in ((1, [4, 1, 3, 2, 5]), (-1, [2, 5, 3, 4, 1])):
-        clients = np.tile(np.arange(5), (1000, 1))
-        rng = np.random.default_rng([8, 1])
-        work = speed.correlated_work(rng, speed.slowness(seconds), clients, 5, correlation)
-        np.testing.assert_array_equal(work, np.tile(expected, (1000, 1)))
-
-
 @given(
     seconds=st.lists(st.integers(0, 6), min_size=1, max_size=12),
     most=st.integers(1, 40) | st.just(2**31 - 1),
     correlation=st.floats(-1, 1),
     seed=st.integers(0, 2**32 - 1),
+    repeats=st.sampled_from([0, 1, 20]),
 )
-def test_work_is_legal_and_takes_the_same_draws(seconds, most, correlation, seed):
+def test_work_is_legal_and_takes_the_same_draws(seconds, most, correlation, seed, repeats):
     seconds = np.array(seconds)
-    clients = np.tile(np.arange(len(seconds)), 20)
+    clients = np.tile(np.arange(len(seconds)), repeats)
     left = set()
     for c in (correlation, 1.0, -1.0):
         rng = np.random.default_rng([seed, 1])
         work = speed.correlated_work(rng, speed.slowness(seconds), clients, most, c)
-        assert work.dtype == np.int32 and work.min() >= 1 and work.max() <= most
+        assert work.dtype == np.int32 and work.shape == clients.shape
+        assert np.all((work >= 1) & (work <= most))
         left.add(rng.random())
-        if abs(c) == 1:  # no slower client does less, or none does more
+        if abs(c) == 1 and repeats:  # no slower client does less, or none does more
             groups = [c * work[seconds[clients] == t] for t in np.unique(seconds)]
             assert all(a.max() <= b.min() for a, b in itertools.pairwise(groups))
     assert len(left) == 1
@@ -199,12 +191,6 @@ def test_bounds_of_the_quantiles_are_finite_work():
     for correlation, expected in ((1, [1, 9]), (-1, [9, 1]), (0, [1, 9]), (0.5, [1, 9])):
         work = speed.correlated_work(Edge(), np.array([[0, 1]]), [0, 0], 9, correlation)
         np.testing.assert_array_equal(work, expected)
-
-
-def test_no_task_is_no_work():
-    standing = speed.slowness([1.0])
-    none = speed.correlated_work(np.random.default_rng(0), standing, np.zeros(0, int), 3, 0.5)
-    assert none.shape == (0,) and none.dtype == np.int32
 
 
 def devices(**changes):
@@ -231,7 +217,6 @@ PAIRS = "ranges: expected three pairs (low, high), found "
     [
         (lambda: speed.constant(-1), "value: expected a finite number >= 0, found -1"),
         (lambda: speed.constant(True), "value: expected a finite number >= 0, found True"),
-        (lambda: speed.constant("1"), "value: expected a finite number >= 0, found '1'"),
         (lambda: speed.constant(math.inf), "value: expected a finite number >= 0, found inf"),
         (lambda: speed.uniform(-1, 1), "low: expected a finite number >= 0, found -1"),
         (lambda: speed.uniform(2, 1), "high: expected a finite number >= 2, found 1"),
@@ -243,7 +228,6 @@ PAIRS = "ranges: expected three pairs (low, high), found "
         (lambda: speed.half_normal(1, -2), "least: expected a finite number >= 0, found -2"),
         (lambda: speed.pareto(0), "shape: expected a finite number > 0, found 0"),
         (lambda: speed.pareto(1, 0), "least: expected a finite number > 0, found 0"),
-        (lambda: speed.pareto(1, 1, math.inf), "most: expected a finite number >= 1, found inf"),
         (lambda: speed.pareto(1, 2, 1), "most: expected a finite number >= 2, found 1"),
         (lambda: speed.three_classes(0), "concentration: expected a finite ... > 0, found 0"),
         (lambda: speed.three_classes(1, ((1, 2),)), PAIRS + "((1, 2),)"),
@@ -251,7 +235,6 @@ PAIRS = "ranges: expected three pairs (low, high), found "
         (lambda: speed.three_classes(1, ((1, 2), (3, 2), (5, 8))),
          "high of ranges: expected a finite number >= 3, found 2"),
         (lambda: drawn(seed=-1), "seed: expected an integer from 0 to 4294967295, found -1"),
-        (lambda: drawn(clients=0), "num_clients: " + COUNT + "0"),
         (lambda: drawn(clients=2.0), "num_clients: " + COUNT + "2.0"),
         (lambda: drawn(1.0), "step: expected numbers (2,), found float64 (1,)"),
         (lambda: drawn(True, False), "step: expected numbers (2,), found bool (2,)"),
@@ -264,11 +247,8 @@ PAIRS = "ranges: expected three pairs (low, high), found "
         (devices(download=np.array([0, -1])).check, "download: expected finite ..., found -1"),
         (lambda: speed.slowness([]), "seconds: expected at least one client, found none"),
         (lambda: speed.slowness([[1.0]]), "seconds: expected numbers (1,), found float64 (1, 1)"),
-        (lambda: speed.slowness([math.inf]), "seconds: expected finite numbers >= 0, found inf"),
-        (lambda: work([0], 0), "most_work: " + COUNT + "0"),
         (lambda: work([0], 2.0), "most_work: " + COUNT + "2.0"),
         (lambda: work([0], 2, 1.5), "correlation: expected ... >= -1 and <= 1, found 1.5"),
-        (lambda: work([0], 2, math.nan), "correlation: expected ... >= -1 and <= 1, found nan"),
         (lambda: work([0.0]), "clients: expected integers, found float64"),
         (lambda: work([0, 2]), "clients: expected 0 to 1, found 0 to 2"),
         (lambda: work([-1, 0]), "clients: expected 0 to 1, found -1 to 0"),

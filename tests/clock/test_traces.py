@@ -114,15 +114,6 @@ def test_our_own_file_by_hand(tmp_path):
         assert equal(trace, ([0, 0, 2], [0, 6, 1], [5, 7, 3.5], [10, 7, 4]))
 
 
-@pytest.mark.parametrize("read", [traces.read_fedscale_availability, read_speeds])
-def test_a_pickle_that_would_run_something_is_refused(tmp_path, read):
-    """`test_plain_pickle.py` has all kinds of it."""
-    data = f"cos\nsystem\n(S'touch {tmp_path / 'marker'}'\ntR.".encode()
-    message = "pickle: expected dicts, lists, strings and numbers, found the name os.system"
-    refused_file(message, read, tmp_path / "a", data)
-    assert not (tmp_path / "marker").exists()
-
-
 def test_a_list_that_many_devices_share_is_counted_for_each(tmp_path, monkeypatch):
     assert traces._MOST_WINDOWS == 2**24 and traces._LARGEST_PICKLE == 2**26
     device = {"active": [0, 2], "inactive": [1, 3], "finish_time": 1000}
@@ -181,6 +172,8 @@ def npz(**changed):
     return content.getvalue()
 
 
+SYSTEM = b"cos\nsystem\n(S'true'\ntR."  # `test_plain_pickle.py` has all kinds of it
+PICKLE = "pickle: expected dicts, lists, strings and numbers, found the name os.system"
 ACTIVE = "device 'd': expected active as a list of numbers, found others"
 PAIR = "device 1: expected computation and communication as a list of numbers, found others"
 MESSAGES = "user 'u': expected messages as a text of some lines, found none"
@@ -195,28 +188,26 @@ NO_WINDOW = "client: expected some integers, found int64 (0,)"
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
+        ("fedscale", SYSTEM, PICKLE),
+        ("capacity", SYSTEM, PICKLE),
         ("fedscale", dumps([DEVICE]), "pickle: expected a dict, id -> device, found list"),
         ("fedscale", dumps({}), "pickle: expected a dict, id -> device, found an empty dict"),
         ("fedscale", dumps({"d": [1]}), "device 'd': expected a dict, found list"),
         ("fedscale", dumps({"d": {}}), ACTIVE),
         ("fedscale", device(active=3), ACTIVE),
-        ("fedscale", device(active=["1", "2"]), ACTIVE),
         ("fedscale", device(active=[True, 7]), ACTIVE),
         ("fedscale", device(finish_time=None), ACTIVE.replace("active", "finish_time")),
         ("fedscale", device(active=[1]), "device 'd': expected as many ..., found 1 and 2"),
         ("fedscale", device(active=[7, 1]), WINDOW + "[1.0, 9.0) of ..., with -2.0 to the next"),
-        ("fedscale", device(active=[1, 3]), WINDOW + "[1.0, 4.0) of ..., with -1.0 to the next"),
         ("fedscale", device(inactive=[4, 11]), WINDOW + "[7.0, 11.0) of a period of 10.0, ..."),
         ("fedscale", device(active=[-1, 7]), "start: expected 0.0 to 1000000000000.0, found -1.0"),
         ("fedscale", device(inactive=[4, np.nan]), "stop: expected 0.0 to ..., found nan"),
-        ("fedscale", device(active=[1, 10**60]), "start: expected 0.0 to ..., found 1e+60"),
         ("fedscale", device(active=[1, 10**400]), "int too large to convert to float"),
         ("fedscale", device(finish_time=0), "period: expected 0.001 to ..., found 0.0"),
         ("fedscale", device(active=[11, 7], inactive=[11, 9]),
          "window of client 0: expected within 0 to the period, 10.0, found 11.0"),
         ("fedscale", device(active=[], inactive=[]), NO_WINDOW),
         ("capacity", capacity(3.0, None), PAIR),
-        ("capacity", capacity("3", 1), PAIR),
         ("capacity", capacity(0, 1), "computation of client 0: expected > 0, finite, found 0.0"),
         ("capacity", capacity(1, -2.0), "communication of client 0: expected ..., found -2.0"),
         ("capacity", capacity(np.inf, 1), "computation of client 0: expected ..., found inf"),
@@ -245,7 +236,6 @@ NO_WINDOW = "client: expected some integers, found int64 (0,)"
         ("csv", csv("0,0,3,2"), WINDOW + "[0.0, 3.0) of a period of 2.0, with -1.0 to the next"),
         ("npz", npz(start=[[0.0]]), "arrays: expected one shape [lines], found [(1,), (1, 1)]"),
         ("npz", npz(start=[0, 1]), "arrays: expected one shape [lines], found [(1,), (2,)]"),
-        ("npz", npz(client=[]), "arrays: expected one shape [lines], found [(0,), (1,)]"),
         ("npz", npz(extra=[1]), "expected ['client', ..., unknown ['extra.npy'] in 5 arrays"),
         ("npz", npz(client=np.array([None])), "not a readable npz (Object arrays cannot ...)"),
     ],

@@ -38,15 +38,12 @@ def test_save_and_load(tmp_path, time, made_for):
     assert_trees_equal(loaded, saved)
 
 
-def test_a_plan_stays_out_of_the_file(tmp_path):
+def test_a_plan_stays_out_of_the_file_and_the_digest(tmp_path):
     small(num_clients=np.int32(3)).planned().save(tmp_path / "s.npz")
     names = {"client", "staleness", "work", "present", "num_clients"}
     assert {*np.load(tmp_path / "s.npz", allow_pickle=False)} == names
     loaded = Schedule.load(tmp_path / "s.npz")
     assert loaded.read is None and loaded.write is None and loaded.num_clients == 3
-
-
-def test_the_digest_is_of_client_staleness_work_and_present():
     assert small(num_clients=3, work_unit="steps").planned().digest() == small().digest()
 
 
@@ -72,8 +69,7 @@ def npy(dtype="<i4", order=False, shape="(2, 2), ", data=bytes(16)):
 
 
 NO = "not a readable npz "
-ARRAYS = "expected ['client', 'staleness', 'work', 'present'] and optionally time, num_clients, "
-ARRAYS += "epochs, found missing "
+ARRAYS = "expected ['client', 'staleness', 'work', 'present'] and optionally ..., found missing "
 
 
 @pytest.mark.parametrize(
@@ -81,13 +77,10 @@ ARRAYS += "epochs, found missing "
     [
         ({"client": np.array([[{}]])}, NO + "(Object arrays cannot be loaded ...)"),
         ({"client": npy("<U1")}, "client: expected booleans, integers or floats, found others"),
-        ({"client": npy("<c2")}, NO + "(descr is not a valid dtype descriptor: ...)"),
         ({"client": npy()[:5]}, "client: expected booleans, integers or floats, found others"),
         ({"client": b"\x93NUMPY\x03" + npy()[7:]}, NO + "(EOF: reading array header, ...)"),
-        ({"work": npy(shape="(-2, -2), ")}, NO + "(can only specify one unknown dimension)"),
         ({"work": npy(shape="(2, 3), ")}, NO + "(EOF: ... data, expected 24 bytes got 16)"),
         ({"work": npy(shape="(9999999999, 99999999), ")}, NO + "(Unable to allocate ...)"),
-        ({"work": npy(shape=f"({2**32}, {2**32}), ")}, NO + "(cannot reshape array of size 0 ..."),
         ({"work": npy(shape=f"({'9' * 9000}, 2), ")}, NO + "(Cannot parse header..."),
         ({"present": npy("|b1", data=b"\0\1\2\1")}, "present: expected booleans ..., found others"),
         ({"a\nb" * 99: npy()}, ARRAYS + "[], unknown ['a\\\\nba...b.npy'] in 5 arrays"),
