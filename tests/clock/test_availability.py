@@ -122,36 +122,28 @@ def test_everybody_is_there_at_once_and_stays():
     assert found[1].all()
 
 
-def test_a_cycle_written_out():
-    """(t + phase) mod 10 < 4: phase 0 is there in [0, 4), phase 3 in [7, 11), phase 8 in [2, 6)."""
-    model = there.cyclic(4, 10.0, [4.0, 4.0, 4.0, 10.0], [0.0, 3.0, 8.0, 5.0])
-    assert changes(model, 12.5) == [
-        (0.0, 0, True), (0.0, 1, True), (0.0, 3, True), (1.0, 1, False), (2.0, 2, True),
-        (4.0, 0, False), (6.0, 2, False), (7.0, 1, True), (10.0, 0, True), (11.0, 1, False),
-        (12.0, 2, True),
-    ]  # fmt: skip
-
-
 def test_a_phase_that_rounds_to_a_whole_cycle_is_its_beginning():
     assert np.mod(-1e-20, 10.0) == 10.0
     listed = changes(there.cyclic(2, 10.0, [4.0, 10.0], -1e-20), 11.0)
     assert listed == [(0.0, 0, True), (0.0, 1, True), (4.0, 0, False), (10.0, 0, True)]
 
 
-def test_nights_come_with_the_zone():
-    """From 22 h to 6 h local; at 0 UTC it is 0 h, 9 h and 17 h."""
-    model = there.diurnal(np.array([0, 9, -7]))
-    twin = [
-        [(t / 3600 + zone - 22) % 24 < 8 for zone in (0, 9, -7)] for t in np.arange(0, 3 * DAY, 600)
-    ]
-    np.testing.assert_array_equal(list(there.masks(model, 0, len(twin), 600.0)), twin)
+PHASES, SHARES = np.array([0.0, 3.0, 8.0, 5.0]), np.array([4.0, 4.0, 4.0, 10.0])
+ZONES, LABELS = np.array([0, 9, -7]), np.array([0, 1, 2, 2, 1])
 
 
-def test_labels_have_their_part_of_the_period():
-    labels = np.array([0, 1, 2, 2, 1])
-    found = np.array(list(there.masks(there.by_label(labels, 3, 12.0), 0, 50, 0.5)))
-    twin = [np.floor(3 * (t % 12.0) / 12.0) == labels for t in np.arange(50) * 0.5]
-    np.testing.assert_array_equal(found, twin)
+@pytest.mark.parametrize(
+    ("model", "step", "formula"),
+    [
+        (there.cyclic(4, 10.0, SHARES, PHASES), 0.5, lambda t: (t + PHASES) % 10 < SHARES),
+        (there.diurnal(ZONES), 600.0, lambda t: (t / 3600 + ZONES - 22) % 24 < 8),
+        (there.by_label(LABELS, 3, 12.0), 0.5, lambda t: np.floor(3 * (t % 12) / 12) == LABELS),
+    ],
+    ids=["cyclic", "from 22 to 6 o'clock of each zone", "each label's third of the period"],
+)
+def test_cycles_follow_their_formulas(model, step, formula):
+    found = list(there.masks(model, 0, 500, step))
+    np.testing.assert_array_equal(found, [formula(t * step) for t in range(500)])
 
 
 def test_a_trace_is_replayed_modulo_each_clients_period():

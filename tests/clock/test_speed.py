@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
+from scipy import stats
 from scipy.integrate import quad
-from scipy.special import erf, gammainc
-from scipy.stats import spearmanr
 
 from ccfl_jax.clock import speed
 
@@ -28,36 +27,31 @@ def distances(values, cdfs):
     return [max(abs(reached - F(at)).max(), abs(before - F(below)).max()) for F in cdfs]
 
 
-def uniform_cdf(low, high):
-    return lambda x: np.clip((x - low) / (high - low), 0, 1)
+def law(distribution):
+    return distribution.cdf, distribution.mean()
 
 
-def log_normal_cdf(mu, sigma, scale):
-    z = lambda x: (np.log(np.maximum(x, 1e-300) / scale) - mu) / sigma  # noqa: E731
-    return lambda x: 0.5 + 0.5 * erf(z(x) / math.sqrt(2))
-
-
-def pareto_cdf(shape, least, most):
-    return lambda x: np.where(
-        x < least, 0, np.where(x >= most, 1, 1 - (least / np.maximum(x, least)) ** shape)
-    )
+def clipped_pareto(shape, least, most):
+    """The mean is the integral of P(X > x): least + that of (least / x)^shape up to most."""
+    pareto = stats.pareto(shape, scale=least)
+    mean = least + quad(lambda x: (least / x) ** shape, least, most)[0]
+    return lambda x: np.where(x >= most, 1, pareto.cdf(x)), mean
 
 
 def classes(concentration, ranges):
-    """Distribution function and mean of a mixture of uniform ones: which coordinate is largest.
+    """A mixture of uniform ones: which coordinate of Dir(3s, 2s, s) is the largest.
 
-    Those of Dir(3s, 2s, s) are Gamma(3s), Gamma(2s), Gamma(s) over their sum.
+    The coordinates are Gamma(3s), Gamma(2s) and Gamma(s) over their sum.
     """
-    shapes = [3 * concentration, 2 * concentration, concentration]
+    a, b, c = (stats.gamma(k * concentration) for k in (3, 2, 1))
 
-    def largest(k):
-        first, second = (shape for j, shape in enumerate(shapes) if j != k)
-        density = lambda x: x ** (shapes[k] - 1) * np.exp(-x) / math.gamma(shapes[k])  # noqa: E731
-        return quad(lambda x: density(x) * gammainc(first, x) * gammainc(second, x), 0, np.inf)[0]
+    def share(largest, *others):
+        density = lambda x: largest.pdf(x) * others[0].cdf(x) * others[1].cdf(x)  # noqa: E731
+        return quad(density, 0, np.inf)[0]
 
-    shares, parts = [largest(k) for k in range(3)], [uniform_cdf(*pair) for pair in ranges]
-    cdf = lambda x: sum(p * part(x) for p, part in zip(shares, parts, strict=True))  # noqa: E731
-    return cdf, float(np.dot(shares, np.mean(ranges, axis=1)))
+    shares = np.array([share(a, b, c), share(b, a, c), share(c, a, b)])
+    parts = [stats.uniform(low, high - low) for low, high in ranges]
+    return lambda x: shares @ [part.cdf(x) for part in parts], shares @ np.mean(ranges, axis=1)
 
 
 MILD = ((1, 2), (3, 5), (5, 8))
@@ -65,19 +59,14 @@ LARGE = ((1, 2), (3, 5), (50, 80))
 DISTRIBUTIONS = {
     "constant": (speed.constant(0.7), lambda x: x >= 0.7, 0.7),
     "zero": (speed.constant(0), lambda x: x >= 0, 0.0),
-    "uniform": (speed.uniform(1.5, 4), uniform_cdf(1.5, 4), 2.75),
-    "exponential": (speed.exponential(3), lambda x: 1 - np.exp(-x / 3), 3.0),
-    "FedScale": (speed.log_normal(), log_normal_cdf(1, 0.6, 0.005), 0.005 * math.exp(1.18)),
-    "log_normal": (speed.log_normal(-1, 0.3, 2), log_normal_cdf(-1, 0.3, 2), 2 * math.exp(-0.955)),
-    "FedBuff": (speed.half_normal(), lambda x: erf(x / math.sqrt(2)), math.sqrt(2 / math.pi)),
-    "half_normal": (
-        speed.half_normal(0.5, 2),
-        lambda x: erf(np.maximum(x - 2, 0) / 0.5 / math.sqrt(2)),
-        2 + 0.5 * math.sqrt(2 / math.pi),
-    ),
-    # The mean is the integral of P(X > x): least + the integral of (least / x)^shape up to most.
-    "Plato": (speed.pareto(), pareto_cdf(1, 1, 60), 1 + math.log(60)),
-    "a quarter clipped": (speed.pareto(2, 0.5, 1), pareto_cdf(2, 0.5, 1), 0.5 + 0.25 * (2 - 1)),
+    "uniform": (speed.uniform(1.5, 4), *law(stats.uniform(1.5, 2.5))),
+    "exponential": (speed.exponential(3), *law(stats.expon(scale=3))),
+    "FedScale": (speed.log_normal(), *law(stats.lognorm(0.6, scale=0.005 * math.e))),
+    "log_normal": (speed.log_normal(-1, 0.3, 2), *law(stats.lognorm(0.3, scale=2 / math.e))),
+    "FedBuff": (speed.half_normal(), *law(stats.halfnorm())),
+    "half_normal": (speed.half_normal(0.5, 2), *law(stats.halfnorm(2, 0.5))),
+    "Plato": (speed.pareto(), *clipped_pareto(1, 1, 60)),
+    "a quarter clipped": (speed.pareto(2, 0.5, 1), *clipped_pareto(2, 0.5, 1)),
     "mild": (speed.three_classes(), *classes(1, MILD)),
     "large": (speed.three_classes(ranges=speed.LARGE), *classes(1, LARGE)),
     "fewer slow": (speed.three_classes(2), *classes(2, MILD)),
@@ -151,7 +140,7 @@ def test_rank_correlation_is_that_of_the_copula(correlation):
     seconds = rng.permutation(1000) + 1.0
     clients = np.tile(np.arange(1000), 100)
     work = speed.correlated_work(rng, speed.slowness(seconds), clients, 10**6, correlation)
-    found = spearmanr(seconds[clients], work).statistic
+    found = stats.spearmanr(seconds[clients], work).statistic
     assert abs(found - 6 / math.pi * math.asin(correlation / 2)) < 5 / math.sqrt(len(clients))
 
 

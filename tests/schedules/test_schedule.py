@@ -209,7 +209,6 @@ PLAN = {"read": WHOLE, "write": WHOLE[0]}
         ({"time": WHOLE[0] > 0}, "time: expected numbers (2,), found bool (2,)"),
         ({"time": np.array([1, np.nan])}, "time: expected finite numbers, found nan"),
         ({"num_clients": 0}, "num_clients: expected an integer from 1 to 2147483647, found 0"),
-        ({"num_clients": 2.0}, "num_clients: expected an integer from 1 to 2147483647, found 2.0"),
         ({"num_clients": 2}, "num_clients: expected more than the largest client, 2, found 2"),
         ({"work_unit": "batches"}, "work_unit: expected epochs, steps or None, found 'batches'"),
         ({"read": WHOLE}, "schedule: expected read and write, or neither, found read alone"),
