@@ -81,38 +81,34 @@ def test_the_spread_of_clients_is_at_most_G_squared():
     assert parts.sampling == pytest.approx(expected)
 
 
-def sides(found):
-    return {c.name.split(" <=")[0].split(" =")[0]: (c.left, c.right) for c in found[2:]}
-
-
 def test_conditions_as_printed():
-    first, second, *_ = found = theory.conditions(PROBLEM, SETTING, WORK, form="paper")
-    assert len(found) == 4 and all(c.form == "paper" for c in found)
-    assert (first.left, first.right) == (1e-3, pytest.approx(1 / (8 * 3 * 2)))
-    assert second.right == pytest.approx((120 * 4 * 0.1 * 4 * 9) ** -0.5)
+    found = theory.conditions(PROBLEM, SETTING, WORK, form="paper")
     h = (2 * 0.25 * 4 * 16) * 1e-6 + (4 * 0.5 * 2 * 81 + 6 * 0.5 * 2 * 0.1 + 2 * 3 * 0.1) * 1e-3
-    assert sides(found) == {
-        "eta_l": (1e-3, pytest.approx(0.1 / (500**0.5 * 3))),
-        "H_1 eta_l^2 + H_2 eta_l": (pytest.approx(h), pytest.approx(0.01)),
-    }
+    right = [1 / (8 * 3 * 2), (120 * 4 * 0.1 * 4 * 9) ** -0.5, 0.1 / (500**0.5 * 3), 0.01]
+    assert [c.left for c in found] == pytest.approx([1e-3, 1e-3, 1e-3, h])
+    assert [c.right for c in found] == pytest.approx(right)
     assert [c.holds for c in found] == [True, True, True, False]
-    assert str(first) == "eta_l <= 1/(8 K L): 0.001 and 0.02083, holds (paper)"
+    assert all(c.form == "paper" for c in found)
+    assert str(found[0]) == "eta_l <= 1/(8 K L): 0.001 and 0.02083, holds (paper)"
     still = WORK._replace(max_delay=0, mean_delay=0.0)
     assert theory.conditions(PROBLEM, SETTING, still, form="paper")[1].right == math.inf
 
 
 def test_conditions_repaired():
     found = theory.conditions(PROBLEM, SETTING, WORK)
-    printed = theory.conditions(PROBLEM, SETTING, WORK, form="paper")
-    assert found[0][:4] == printed[0][:4] and found[2][:4] == printed[2][:4]
     D = 0.1 + (0.01 + 500 * 1e-6 * 9) ** 0.5
-    assert found[1].right == pytest.approx((0.1 / (120 * 4 * 9 * 5 * D)) ** 0.5)
     h = 32e-6 + (4 * 0.5 * 2 * 81 * 0.1 + 6 * 0.5 * 2 * 0.1 + 2 * 3 * 0.1) * 1e-3
-    assert sides(found)["H_1 eta_l^2 + H_2 eta_l"] == (pytest.approx(h), pytest.approx(0.01))
-    assert found[-1].name == "initial_accumulator = eps^2" and found[-1].holds
+    second = (0.1 / (120 * 4 * 9 * 5 * D)) ** 0.5
+    right = [1 / (8 * 3 * 2), second, 0.1 / (500**0.5 * 3), 0.01, 0.01]
+    assert [c.left for c in found] == pytest.approx([1e-3, 1e-3, 1e-3, h, 0.01])
+    assert [c.right for c in found] == pytest.approx(right)
+    assert [c.name for c in found[3:]] == [
+        "H_1 eta_l^2 + H_2 eta_l <= eps^2",
+        "initial_accumulator = eps^2",
+    ]
+    assert found[-1].holds and all(c.form == "consistent" for c in found)
     usual = theory.conditions(PROBLEM, SETTING._replace(initial_accumulator=0.0), WORK)
     assert [c.holds for c in usual] == [True, True, True, False, False]
-    assert all(c.form == "consistent" for c in found)
 
 
 def test_corollary():

@@ -70,9 +70,6 @@ def test_a_fedscale_file_by_hand(tmp_path, protocol):
     trace = traces.read_fedscale_availability(tmp_path / "a")
     expected = ([0, 0, 1, 1], [1, 7, 0.5, 2], [4, 9, 1, 3], [10, 3, 2])
     assert equal(trace, expected)  # the window [0, 0) is none
-    block = next(iter(windows(*trace).changes(0)))
-    first = [(t, bool(a)) for t, c, a in zip(*block[1:], strict=True) if c == 0][:5]
-    assert first == [(1.0, True), (4.0, False), (7.0, True), (9.0, False), (11.0, True)]
 
 
 def test_a_flash_file_by_hand(tmp_path):
@@ -136,17 +133,15 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, name):
         READERS[name](tmp_path / "none")
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", [name for name in READERS if name != "csv"])
 def test_noise_and_cut_files_are_refused(tmp_path, name):
-    """`test_fuzz_traces.py` has damage of other kinds."""
+    """`test_fuzz_traces.py` has damage of other kinds; a CSV file is whole after any line."""
     rng = np.random.default_rng([0, 1])
     write = FORMATS[name][0] if name in FORMATS else samples.write_capacity
     write(tmp_path / "a", 1, 3)
     data = (tmp_path / "a").read_bytes()
-    # A CSV file is whole after any of its lines, so that it is cut in one.
-    cuts = [len(data) // 2] if name == "csv" else rng.integers(0, len(data) - 1, 20)
-    parts = [data[:cut].rpartition(b",")[0] if name == "csv" else data[:cut] for cut in cuts]
-    for part in [*parts, *map(rng.bytes, (0, 1, 7, 300))]:
+    cuts = [data[:cut] for cut in rng.integers(0, len(data) - 1, 20)]
+    for part in [*cuts, *map(rng.bytes, (0, 1, 7, 300))]:
         refused_file("...", READERS[name], tmp_path / "b", part)
 
 
@@ -225,6 +220,7 @@ NO_WINDOW = "client: expected some integers, found int64 (0,)"
         ("flash", flash("2020-01-01 00:00:00\twifi"), NO_WINDOW),
         ("csv", csv("0,0,1", header="client,stop"), HEADER + "'client,stop' and 1 below it"),
         ("csv", csv(), HEADER + "'client,start,stop,period' and 0 below it"),
+        ("csv", b"\xff\0", "'utf-8' codec ..."),
         ("csv", csv("0,0,1"), "lines: expected 4 columns, found 3"),
         ("csv", csv("0,0,1,2", "0,1,2"), "the number of columns changed ..."),
         ("csv", csv("0,0,one,2"), "could not convert string 'one' to float64 ..."),

@@ -96,10 +96,6 @@ def test_random_schedule_refuses(arguments, message):
     refused(message, ccfl.random_schedule, **settings)
 
 
-def masks(seed, rounds, clients, share=0.5):
-    return np.random.default_rng(seed).random((rounds, clients)) < share
-
-
 @pytest.mark.parametrize(("clients", "slots"), [(1, 1), (12, 12), (30, 5), (60_000, 7)])
 def test_always_available_is_the_papers_model_bit_for_bit(clients, slots):
     """NumPy draws small and large shares of many in unlike ways: each must not see the masks."""
@@ -113,7 +109,7 @@ def test_always_available_is_the_papers_model_bit_for_bit(clients, slots):
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.integers(1, 6))
 def test_a_cohort_is_of_those_available(seed, share, slots):
-    present = masks(seed, 12, 6, share)
+    present = np.random.default_rng(seed).random((12, 6)) < share
     s = ccfl.random_schedule(seed, 12, 6, slots, available=iter(present))
     always = ccfl.random_schedule(seed, 12, 6, slots)
     for t, mask in enumerate(present):
@@ -137,7 +133,7 @@ def test_those_available_come_equally_often():
 
 
 def test_no_more_masks_are_taken_than_rounds():
-    source = iter(masks(0, 9, 4))
+    source = iter([np.ones(4, bool)] * 9)
     ccfl.random_schedule(0, 6, 4, 2, available=source)
     assert len([*source]) == 3
 
