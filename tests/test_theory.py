@@ -102,10 +102,8 @@ def test_conditions_repaired():
     right = [1 / (8 * 3 * 2), second, 0.1 / (500**0.5 * 3), 0.01, 0.01]
     assert [c.left for c in found] == pytest.approx([1e-3, 1e-3, 1e-3, h, 0.01])
     assert [c.right for c in found] == pytest.approx(right)
-    assert [c.name for c in found[3:]] == [
-        "H_1 eta_l^2 + H_2 eta_l <= eps^2",
-        "initial_accumulator = eps^2",
-    ]
+    names = [c.name for c in found[3:]]
+    assert names == ["H_1 eta_l^2 + H_2 eta_l <= eps^2", "initial_accumulator = eps^2"]
     assert found[-1].holds and all(c.form == "consistent" for c in found)
     usual = theory.conditions(PROBLEM, SETTING._replace(initial_accumulator=0.0), WORK)
     assert [c.holds for c in usual] == [True, True, True, False, False]
