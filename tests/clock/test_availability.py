@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
 from ccfl_jax.clock import availability as there
 
@@ -22,10 +23,9 @@ def blocks(model, seed, until):
 
 def changes(model, until, seed=0):
     """All changes before `until` as (time, client, available)."""
-    found = [
-        zip(*(a.tolist() for a in block[1:]), strict=True) for block in blocks(model, seed, until)
-    ]
-    return [change for block in found for change in block if change[0] < until]
+    columns = ([a.tolist() for a in block[1:]] for block in blocks(model, seed, until))
+    found = (change for three in columns for change in zip(*three, strict=True))
+    return [change for change in found if change[0] < until]
 
 
 def available(model, times, seed=0):
@@ -67,9 +67,8 @@ def models(draw):
     def each(values):
         return np.array(draw(st.lists(values, min_size=n, max_size=n)))
 
-    kind = draw(
-        st.sampled_from(["always", "bernoulli", "cyclic", "diurnal", "markov", "label", "trace"])
-    )
+    kinds = ["always", "bernoulli", "cyclic", "diurnal", "markov", "label", "trace"]
+    kind = draw(st.sampled_from(kinds))
     if kind == "always":
         return there.always(n)
     if kind == "bernoulli":
@@ -79,9 +78,8 @@ def models(draw):
         share = each(st.sampled_from([0.01, 0.1, 1 / 3, 0.5, 0.98, 1.0]))
         return there.cyclic(n, period, period * share, each(st.floats(-1e6, 1e6)))
     if kind == "diurnal":
-        return there.diurnal(
-            each(st.integers(-12, 14)), draw(st.floats(0, 24)), draw(st.floats(1, 24))
-        )
+        zones = each(st.integers(-12, 14))
+        return there.diurnal(zones, draw(st.floats(0, 24)), draw(st.floats(1, 24)))
     if kind == "markov":
         return there.markov(n, each(seconds), each(seconds))
     if kind == "label":
@@ -90,9 +88,8 @@ def models(draw):
     rows = [(c, *pair) for c, e in enumerate(edges) for pair in pairwise(sorted(e))]
     rows = [row for k, row in enumerate(rows) if k == 0 or draw(st.booleans())]
     client, start, stop = np.array(draw(st.permutations(rows))).T
-    return there.windows(
-        client, start, stop, np.array([max(e) for e in edges]) + each(st.sampled_from([0, 5]))
-    )
+    period = np.array([max(e) for e in edges]) + each(st.sampled_from([0, 5]))
+    return there.windows(client, start, stop, period)
 
 
 @given(models(), st.integers(0, 2**32 - 1))
@@ -120,16 +117,9 @@ def test_large_models_come_in_many_blocks(model):
 
 def test_everybody_is_there_at_once_and_stays():
     assert changes(there.always(3), 10 * DAY) == [(0.0, c, True) for c in range(3)]
-
-
-def test_a_cycle_written_out():
-    """(t + phase) mod 10 < 4: phase 0 is there in [0, 4), phase 3 in [7, 11), phase 8 in [2, 6)."""
-    model = there.cyclic(4, 10.0, [4.0, 4.0, 4.0, 10.0], [0.0, 3.0, 8.0, 5.0])
-    assert changes(model, 12.5) == [
-        (0.0, 0, True), (0.0, 1, True), (0.0, 3, True), (1.0, 1, False), (2.0, 2, True),
-        (4.0, 0, False), (6.0, 2, False), (7.0, 1, True), (10.0, 0, True), (11.0, 1, False),
-        (12.0, 2, True),
-    ]  # fmt: skip
+    found = list(there.masks(there.always(2), 0, 2, 1.0))
+    found[0][:] = False  # a mask is the caller's own
+    assert found[1].all()
 
 
 def test_a_phase_that_rounds_to_a_whole_cycle_is_its_beginning():
@@ -138,25 +128,22 @@ def test_a_phase_that_rounds_to_a_whole_cycle_is_its_beginning():
     assert listed == [(0.0, 0, True), (0.0, 1, True), (4.0, 0, False), (10.0, 0, True)]
 
 
-def test_nights_come_with_the_zone():
-    """From 22 h to 6 h local; at 0 UTC it is 0 h, 9 h and 17 h, so 22 h comes at 22, 13, 5 h."""
-    model = there.diurnal(np.array([0, 9, -7]))
-    hours = [(time / 3600, client, what) for time, client, what in changes(model, 23 * 3600.0)]
-    assert hours == [
-        (0.0, 0, True), (5.0, 2, True), (6.0, 0, False), (13.0, 1, True), (13.0, 2, False),
-        (21.0, 1, False), (22.0, 0, True),
-    ]  # fmt: skip
-    twin = [
-        [(t / 3600 + zone - 22) % 24 < 8 for zone in (0, 9, -7)] for t in np.arange(0, 3 * DAY, 600)
-    ]
-    np.testing.assert_array_equal(list(there.masks(model, 0, len(twin), 600.0)), twin)
+PHASES, SHARES = np.array([0.0, 3.0, 8.0, 5.0]), np.array([4.0, 4.0, 4.0, 10.0])
+ZONES, LABELS = np.array([0, 9, -7]), np.array([0, 1, 2, 2, 1])
 
 
-def test_labels_have_their_part_of_the_period():
-    labels = np.array([0, 1, 2, 2, 1])
-    found = np.array(list(there.masks(there.by_label(labels, 3, 12.0), 0, 50, 0.5)))
-    twin = [np.floor(3 * (t % 12.0) / 12.0) == labels for t in np.arange(50) * 0.5]
-    np.testing.assert_array_equal(found, twin)
+@pytest.mark.parametrize(
+    ("model", "step", "formula"),
+    [
+        (there.cyclic(4, 10.0, SHARES, PHASES), 0.5, lambda t: (t + PHASES) % 10 < SHARES),
+        (there.diurnal(ZONES), 600.0, lambda t: (t / 3600 + ZONES - 22) % 24 < 8),
+        (there.by_label(LABELS, 3, 12.0), 0.5, lambda t: np.floor(3 * (t % 12) / 12) == LABELS),
+    ],
+    ids=["cyclic", "from 22 to 6 o'clock of each zone", "each label's third of the period"],
+)
+def test_cycles_follow_their_formulas(model, step, formula):
+    found = list(there.masks(model, 0, 500, step))
+    np.testing.assert_array_equal(found, [formula(t * step) for t in range(500)])
 
 
 def test_a_trace_is_replayed_modulo_each_clients_period():
@@ -193,27 +180,19 @@ def test_markov_is_stationary_with_its_covariance():
     for lag in (1, 3, 8, 24):
         expected = q * (1 - q) * np.exp(-7.0 * lag * (1 / on + 1 / off))
         found = ((seen[0] - q) * (seen[lag] - q)).mean()
-        assert abs(found - expected) <= 5 * 0.25 / np.sqrt(
-            n
-        )  # the product's deviation is below 1/4
+        assert abs(found - expected) <= 5 * 0.25 / np.sqrt(n)  # a product deviates by below 1/4
 
 
-def test_markov_holds_each_state_for_its_mean():
+def test_markov_holds_each_state_for_each_clients_mean():
     """An exponential time's standard deviation is its mean, and P(time > 2 means) = exp(-2)."""
-    block = next(iter(there.markov(1, 0.3, 0.8).changes(5)))
-    held, what = np.diff(block.time), block.available[:-1]
-    for times, mean in ((held[what], 0.3), (held[~what], 0.8)):
-        assert times.size > 20_000
-        assert abs(times.mean() / mean - 1) < 5 / np.sqrt(times.size)
-        assert abs((times > 2 * mean).mean() - np.exp(-2)) < 5 * np.sqrt(0.117 / times.size)
-
-
-def test_rates_are_each_clients_own():
-    model = there.markov(3, [1.0, 10.0, 100.0], [1.0, 10.0, 100.0])
-    found = np.bincount([client for _, client, _ in changes(model, 50_000.0)], minlength=3)
-    # Changes are a Poisson process of rate 1 / mean: five standard deviations.
-    expected = 50_000.0 / np.array([1.0, 10.0, 100.0])
-    assert np.all(abs(found - expected) < 5 * np.sqrt(expected) + 1)
+    made = blocks(there.markov(2, [0.3, 4.0], [0.8, 2.0]), 5, 40_000.0)
+    time, client, what = map(np.concatenate, zip(*(block[1:] for block in made), strict=True))
+    for own, on, off in ((client == 0, 0.3, 0.8), (client == 1, 4.0, 2.0)):
+        held, available = np.diff(time[own]), what[own][:-1]
+        for times, mean in ((held[available], on), (held[~available], off)):
+            assert times.size > 5_000
+            assert abs(times.mean() / mean - 1) < 5 / np.sqrt(times.size)
+            assert abs((times > 2 * mean).mean() - np.exp(-2)) < 5 * np.sqrt(0.117 / times.size)
 
 
 @pytest.mark.parametrize("model", [there.bernoulli(20, 0.4, 60.0), there.markov(20, 50.0, 90.0)])
@@ -226,60 +205,51 @@ def test_a_seed_gives_its_blocks(model):
 
 def test_generators_are_named_and_distinct(monkeypatch):
     made, build = [], np.random.default_rng
-    monkeypatch.setattr(
-        np.random, "default_rng", lambda seed: made.append(tuple(seed)) or build(seed)
-    )
-    for model in (
-        there.bernoulli(2, 0.5, 1.0),
-        there.markov(2, 1.0, 1.0),
-        there.cyclic(2, 2.0, 1.0),
-    ):
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or build(seed))
+    drawn = there.bernoulli(2, 0.5, 1.0), there.markov(2, 1.0, 1.0), there.cyclic(2, 2.0, 1.0)
+    for model in drawn:
         next(iter(model.changes(9)))
-    assert len(set(made)) == len(made) == 2 and all(entropy[0] == 9 for entropy in made)
+    assert len({*map(tuple, made)}) == len(made) == 2 and all(seed[0] == 9 for seed in made)
 
 
-def test_masks_are_ones_own():
-    found = list(there.masks(there.always(2), 0, 2, 1.0))
-    found[0][:] = False
-    assert found[1].all()
+ALWAYS, ZONE = there.always(1), np.array([0])
+SEED = "seed: expected an integer from 0 to 4294967295, found "
+SHAPE = "numbers of shape () or (2,)"
+WINDOW = "window of client 0: expected within the period, windows of at least 0.001 s, gaps of 0 "
+WINDOW += "or as much, found "
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "arguments", "message"),
     [
-        (lambda: there.always(0), "num_clients: expected an integer from 1, found 0"),
-        (lambda: there.bernoulli(2, 1.5, 1.0), "p: expected 0.0 to 1.0, found 1.5"),
-        (lambda: there.bernoulli(2, [0.5, np.nan], 1.0), "p: found nan, legal"),
-        (lambda: there.bernoulli(2, [0.5] * 3, 1.0), "p: expected numbers of sh, found float64 "
-                                                     "(3,)"),
-        (lambda: there.bernoulli(2, 0.0, 1.0), "p: expected > 0, found 0 for every client"),
-        (lambda: there.bernoulli(2, 0.5, 0.0), "period: expected a finite number, found 0.0"),
-        (lambda: there.cyclic(2, 10.0, 11.0), "on: expected the, found 11.0 of a period of 10.0"),
-        (lambda: there.cyclic(2, 10.0, 0.0), "on: expected 0.001 to, found 0.0"),
-        (lambda: there.cyclic(2, 10.0, 5.0, np.inf), "phase: expected , found inf"),
-        (lambda: there.diurnal(3), "zones: expected [clients], found shape ()"),
-        (lambda: there.diurnal(np.array([99])), "zones: expected -24.0 to 24.0, found 99"),
-        (lambda: there.diurnal(np.array([0]), hours=25), "hours: expected 0.001 to 24.0, found 25"),
-        (lambda: there.markov(2, 0.0, 1.0), "mean_on: expected 0.001 to, found 0.0"),
-        (lambda: there.markov(2, 1.0, "a"), "mean_off: expected numbers, found <U1 ()"),
-        (lambda: there.by_label(np.array([0, 3]), 3, 1.0), "labels: expected 0 to 2, found 0 to 3"),
-        (lambda: there.by_label(np.array([0.5]), 3, 1.0), "labels: expected int, found float64 "
-                                                          "(1,)"),
-        (lambda: there.windows([], [], [], [1.0]), "client: expected some int, found float64 (0,)"),
-        (lambda: there.windows([1], [0], [1], [1]), "client: expected 0 to 0, found 1 to 1"),
-        (lambda: there.windows([0], [0], [2], [1]), "window of client 0: found [0.0, 2.0) of a p"),
-        (lambda: there.windows([0], [1], [1], [2]), "window of client 0: found [1.0, 1.0) of a p"),
-        (lambda: there.windows([0, 0], [0, 1], [2, 3], [4]), "window of client 0: found [0.0, 2."),
-        (lambda: there.windows([0], [-1], [1], [1]), "start: expected 0.0 to, found -1"),
-        (lambda: there.windows([0], [0], [np.nan], [1]), "stop: expected 0.0 to, found nan"),
-        (lambda: there.windows([0], [0, 1], [1], [1]), "windows: found shapes [(1,), (2,), (1,),"),
-        (lambda: there.masks(there.always(1), 0, -1, 1.0), "rounds: expected , found -1"),
-        (lambda: there.masks(there.always(1), 0, 1, 0.0), "seconds: expected a finite n, found 0.0"),
-        (lambda: there.masks(there.always(1), -1, 1, 1.0), "seed: expected a whole num, found -1"),
-        (lambda: there.always(1).changes(2**32), "seed: expected an integer, found 4294967296"),
+        (there.always, [0], "num_clients: expected an integer from 1 to 2147483647, found 0"),
+        (there.bernoulli, [2, 1.5, 1.0], "p: expected 0.0 to 1.0, found 1.5"),
+        (there.bernoulli, [2, [0.5, np.nan], 1.0], "p: expected 0.0 to 1.0, found nan"),
+        (there.bernoulli, [2, [0.5] * 3, 1.0], f"p: expected {SHAPE}, found float64 (3,)"),
+        (there.bernoulli, [2, 0.0, 1.0], "p: expected a number > 0 for at least ..., found none"),
+        (there.bernoulli, [2, 0.5, 0.0], "period: expected a finite number >= ..., found 0.0"),
+        (there.cyclic, [2, 10.0, 11.0], "on: expected the period, ..., found 11.0 of a ..."),
+        (there.cyclic, [2, 10.0, 0.0], "on: expected 0.001 to 1000000000000.0, found 0.0"),
+        (there.cyclic, [2, 10.0, 5.0, np.inf], "phase: expected -1000... to ..., found inf"),
+        (there.diurnal, [3], "zones: expected [clients], at least one, found shape ()"),
+        (there.diurnal, [ZONE + 99], "zones: expected -24.0 to 24.0, found 99"),
+        (there.diurnal, [ZONE, 22, 25], "hours: expected 0.001 to 24.0, found 25"),
+        (there.markov, [2, 0.0, 1.0], "mean_on: expected 0.001 to 1000000000000.0, found 0.0"),
+        (there.markov, [2, 1.0, "a"], f"mean_off: expected {SHAPE}, found <U1 ()"),
+        (there.by_label, [np.array([0, 3]), 3, 1.0], "labels: expected 0 to 2, found 0 to 3"),
+        (there.by_label, [ZONE / 2, 3, 1.0], "labels: expected integers ..., found float64 (1,)"),
+        (there.windows, [[], [], [], [1]], "client: expected some integers, found float64 (0,)"),
+        (there.windows, [[1], [0], [1], [1]], "client: expected 0 to 0, found 1 to 1"),
+        (there.windows, [[0], [0], [2], [1]], WINDOW + "[0.0, 2.0) of a period of 1.0, ..."),
+        (there.windows, [[0], [1], [1], [2]], WINDOW + "[1.0, 1.0) of a period of 2.0, ..."),
+        (there.windows, [[0, 0], [0, 1], [2, 3], [4]], WINDOW + "[0.0, 2.0) ... -1.0 to the next"),
+        (there.windows, [[0], [-1], [1], [1]], "start: expected 0.0 to 1000000000000.0, found -1"),
+        (there.windows, [[0], [0, 1], [1], [1]], "windows: expected ..., found shapes [(1,), ..."),
+        (there.masks, [ALWAYS, 0, -1, 1.0], "rounds: expected an integer from 0 ..., found -1"),
+        (there.masks, [ALWAYS, 0, 1, 0.0], "seconds: expected a finite number > 0 ..., found 0.0"),
+        (there.masks, [ALWAYS, -1, 1, 1.0], SEED + "-1"),
+        (ALWAYS.changes, [2**32], SEED + "4294967296"),
     ],
-)  # fmt: skip
-def test_what_is_refused_is_named(call, message):
-    with pytest.raises(ValueError) as refused:
-        call()
-    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
+)
+def test_what_is_refused_is_named(call, arguments, message):
+    refused(message, call, *arguments)

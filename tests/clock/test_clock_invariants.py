@@ -2,11 +2,11 @@
 
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import assert_trees_equal
 
 from ccfl_jax.clock import availability as there
 from ccfl_jax.clock import event_clock, speed
@@ -37,7 +37,7 @@ SPEEDS = {
 }
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32 - 1),
     model=st.sampled_from(sorted(MODELS)),
@@ -47,8 +47,6 @@ SPEEDS = {
         Server,
         buffer_size=st.integers(1, 6),
         concurrency=st.integers(1, 12),
-        start=st.just("replace"),
-        rate=st.none(),
         max_staleness=st.none() | st.integers(0, 5),
         timeout=st.none() | st.floats(2.0, 100.0),
         on_timeout=st.sampled_from(["fire", "skip"]),
@@ -61,40 +59,37 @@ def test_what_holds_for_every_combination(
     seed, model, law, per_task, server, start, upload, correlation
 ):
     """`check_log` looks at each; here the schedule is held to the log by loops."""
-    n = 15
-    if start != "replace":
-        server = server._replace(start=start, rate=1.5)
+    server = server._replace(start=start, rate=None if start == "replace" else 1.5)
     machines = speed.draw_devices(
-        seed, n, SPEEDS[law], upload=speed.constant(upload), task=per_task and SPEEDS[per_task]
+        seed, 15, SPEEDS[law], upload=speed.constant(upload), task=per_task and SPEEDS[per_task]
     )
-    work = Work(2, 2, correlation, np.arange(1, n + 1))
+    work = Work(2, 2, correlation, np.arange(1, 16))
     try:
         with mock.patch.object(event_clock, "_FRUITLESS", 30_000):
-            schedule, log = clock_schedule(seed, 12, machines, MODELS[model](n), server, work)
+            schedule, log = clock_schedule(seed, 12, machines, MODELS[model](15), server, work)
     except ValueError as error:  # a buffer may never be full in time
-        assert "found no round" in str(error) and server.on_timeout == "skip" and server.timeout
+        assert "found none from second" in str(error)
+        assert server.on_timeout == "skip" and server.timeout
         return
-    assert schedule.client.shape == (12, server.buffer_size)
     schedule.check()
+    assert schedule.client.shape == (12, server.buffer_size)
     assert (schedule.staleness <= np.arange(12)[:, None]).all()
-    if server.max_staleness is not None:
-        assert schedule.staleness.max() <= server.max_staleness
+    assert server.max_staleness is None or schedule.staleness.max() <= server.max_staleness
     tasks = list(zip(*log[:-1], strict=True))
     for t in range(12):
         own = [task for task in tasks if task[6] == t]
-        assert len(own) == schedule.present[t].sum() >= 1
-        expected = sorted((c, t - v, w) for c, _, _, v, w, _, _ in own)
-        columns = schedule.client[t], schedule.staleness[t], schedule.work[t]
         p = schedule.present[t]
-        assert sorted(zip(*(a[p].tolist() for a in columns), strict=True)) == expected
+        assert len(own) == p.sum() >= 1
+        columns = schedule.client[t], schedule.staleness[t], schedule.work[t]
+        found = sorted(zip(*(a[p].tolist() for a in columns), strict=True))
+        assert found == sorted((c, t - v, w) for c, _, _, v, w, _, _ in own)
         last = max(stop for _, _, stop, *_ in own)
         full = len(own) == server.buffer_size
         assert schedule.time[t] == last if full else schedule.time[t] >= last
     for second in log.start:
         assert ((log.start <= second) & (second < log.stop)).sum() <= server.concurrency
-    left = log.fate == UNDERWAY
     assert sum(log.counts().values()) == len(tasks) and (log.round[log.fate == USED] >= 0).all()
-    assert left.sum() <= server.concurrency + server.buffer_size
+    assert (log.fate == UNDERWAY).sum() <= server.concurrency + server.buffer_size
     assert server.on_timeout == "skip" or not (log.fate == TIMED_OUT).any()
 
 
@@ -105,6 +100,5 @@ def test_a_longer_schedule_begins_with_the_shorter_and_seeds_matter(model):
         return clock_schedule(seed, rounds, machines, MODELS[model](15), Server(3, 6))[0]
 
     short, long, other = made(0, 10), made(0, 30), made(1, 10)
-    for a, b in zip(*map(jax.tree.leaves, (short, long.rounds(0, 10))), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_trees_equal(short, long.rounds(0, 10))
     assert (short.client != other.client).any() and (short.work != other.work).any()
