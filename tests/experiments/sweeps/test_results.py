@@ -154,43 +154,36 @@ def test_a_sensitivity_claim_counts_the_values_in_its_range():
     assert line == ("base", [0.5])
 
 
-def written(folder, change=None, name="server_lr=1", row=ROW):
-    """A record that was written and may have been changed since; and its trial by its name."""
-    trial = Trial(
-        dict(word.split("=") for word in name.split()), run_flags.parse(["x", "--server_lr=1"])
-    )
+def written(folder, change=lambda text: text, name="server_lr=1", row=ROW):
+    """A record that was written and then changed; and its trial by its name."""
+    varied = dict(word.split("=") for word in name.split())
+    trial = Trial(varied, run_flags.parse(["x", "--server_lr=1"]))
     results.write(folder, results.made(trial, [row]))
     (path,) = (folder / results.TRIALS).iterdir()
-    if change is not None:
-        path.write_bytes(change(path.read_text()).encode(errors="surrogateescape"))
+    path.write_bytes(change(path.read_text()).encode(errors="surrogateescape"))
     return path, {name: trial}
 
 
+_FIELDS = "expected a trial's name, status, config and rows, found"
+
+
 @pytest.mark.parametrize(
-    "content", ["", "{", "\udcff", "[" * 100_000, '{"rows": [NaN]}', "[]", "{}", '{"config": 3}']
-)
-def test_a_damaged_record_is_refused_with_its_name(tmp_path, content):
-    path, trials = written(tmp_path, lambda text: content)
-    message = "not readable as JSON..."
-    if content in ("[]", "{}", '{"config": 3}'):
-        shown = content.replace('"', "'")
-        message = f"expected a trial's name, status, config and rows, found {shown}"
+    ("content", "message"),
+    [(text, "not readable as JSON...") for text in ("", "{", "\udcff", "[" * 10**5, '{"a": NaN}')]
+    + [(text, f"{_FIELDS} {text}") for text in ("[]", "{}", "{'config': 3}")]
+    + [({name: value}, f"{_FIELDS} {{'name': ...")
+       for name, value in [("status", "won"), ("status", []), ("config", []), ("rows", {})]]
+    + [({"name": "server_lr=2"}, "expected the record of 'server_lr=1', found that of "
+        "'server_lr=2'")],
+)  # fmt: skip
+def test_a_damaged_record_is_refused_with_its_name(tmp_path, content, message):
+    def change(text):
+        if isinstance(content, str):
+            return content.replace("'", '"')
+        return json.dumps(json.loads(text) | content)
+
+    path, trials = written(tmp_path, change)
     refused(f"{path}: {message}", results.read, tmp_path, trials)
-
-
-@pytest.mark.parametrize(
-    "change", [{"status": "won"}, {"status": []}, {"config": []}, {"rows": {}}, {"name": 3}]
-)
-def test_a_record_of_another_form_is_refused(tmp_path, change):
-    path, trials = written(tmp_path, lambda text: json.dumps(json.loads(text) | change))
-    message = f"{path}: expected a trial's name, status, config and rows, found {{'name': ..."
-    refused(message, results.read, tmp_path, trials)
-
-
-def test_the_record_of_another_trial_is_refused(tmp_path):
-    path, trials = written(tmp_path, lambda text: text.replace('server_lr=1"', 'server_lr=2"'))
-    message = f"{path}: expected the record of 'server_lr=1', found that of 'server_lr=2'"
-    refused(message, results.read, tmp_path, trials)
 
 
 @pytest.mark.parametrize(
