@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import trace_samples
-from small_runs import assert_refused
+from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.clock import availability, event_clock, speed
@@ -31,49 +31,39 @@ def asked(*args):
     return schedule_flags.parse_schedule(["schedule", *BASE, *args])
 
 
-def masks(text, config=None, labels=LABELS):
-    config = config or asked().config
-    model, notes = worlds.availability(text, config, labels)
+def masks(text):
+    model, notes = worlds.availability(text, asked().config, LABELS)
     assert model.num_clients == COUNT
-    return np.array(list(availability.masks(model, config.seed, ROUNDS, SECONDS))), notes
+    return np.array(list(availability.masks(model, 5, ROUNDS, SECONDS))), notes
 
 
 HOURS = np.arange(ROUNDS)[:, None] * SECONDS / 3600  # of each mask
+PHASES = np.random.default_rng([5, int.from_bytes(b"PHAS", "big")]).random(COUNT)
+ZONES = np.random.default_rng([5, int.from_bytes(b"ZONE", "big")]).integers(0, 24, COUNT)
 
 
 def diurnal(zones, start, hours):
     return (HOURS + zones - start) % 24 < hours
 
 
-def test_always_is_everybody():
-    assert masks("always")[0].all() and masks("always()")[0].all()
-
-
-def test_cyclic_draws_phases_over_the_period():
-    period, on = 86400.0, 20000.0
-    rng = np.random.default_rng([5, int.from_bytes(b"PHAS", "big")])
-    phase = rng.random(COUNT) * period
-    expected = (HOURS * 3600 + phase) % period < on
-    np.testing.assert_array_equal(masks("cyclic(86400,20000)")[0], expected)
-
-
 @pytest.mark.parametrize(
-    ("text", "start", "hours"),
-    [("diurnal", 22, 8), ("diurnal(20)", 20, 8), ("diurnal( 1.25, 3.5 )", 1.25, 3.5)],
+    ("text", "expected"),
+    [
+        ("always", np.full((ROUNDS, COUNT), True)),
+        ("always()", np.full((ROUNDS, COUNT), True)),
+        ("cyclic(86400,20000)", (HOURS * 3600 + PHASES * 86400) % 86400 < 20000),
+        ("diurnal", diurnal(ZONES, 22, 8)),
+        ("diurnal(20)", diurnal(ZONES, 20, 8)),
+        ("diurnal( 1.25, 3.5 )", diurnal(ZONES, 1.25, 3.5)),
+        # A label has its part of the period, and a zone of 24 l / 10 hours.
+        ("label(50000)", np.floor(10 * (HOURS * 3600 % 50000) / 50000) == LABELS),
+        # Off the half hours, where rounding decides.
+        ("label_diurnal(22.05,8)", diurnal(2.4 * LABELS, 22.05, 8)),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_diurnal_draws_zones_of_whole_hours(text, start, hours):
-    rng = np.random.default_rng([5, int.from_bytes(b"ZONE", "big")])
-    zones = rng.integers(0, 24, COUNT)
-    assert len({*zones}) > 3
-    np.testing.assert_array_equal(masks(text)[0], diurnal(zones, start, hours))
-
-
-def test_label_models_go_with_the_main_label():
-    """Their own part of the period, and a zone of 24 l / 10 hours."""
-    part = np.floor(10 * (HOURS * 3600 % 50000) / 50000)
-    np.testing.assert_array_equal(masks("label(50000)")[0], part == LABELS)
-    expected = diurnal(2.4 * LABELS, 22.05, 8)  # off the half hours, where rounding decides
-    np.testing.assert_array_equal(masks("label_diurnal(22.05,8)")[0], expected)
+def test_clients_are_available_when_the_models_formula_says(text, expected):
+    np.testing.assert_array_equal(masks(text)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +75,10 @@ def test_random_models_have_their_share(text, share):
     assert abs(masks(text)[0].mean() - share) < 5 * 0.0104
 
 
-WRITERS = {
-    "fedscale": trace_samples.write_fedscale,
-    "flash": trace_samples.write_flash,
-    "csv": trace_samples.write_csv,
-    "npz": trace_samples.write_npz,
-}
-
-
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", ["fedscale", "flash", "csv", "npz"])
 def test_a_traces_first_clients_are_taken_and_that_is_said(tmp_path, name):
     path = tmp_path / "a, (b).file"  # commas and parentheses belong to the path
-    trace = WRITERS[name](path, 3, 20)
+    trace = getattr(trace_samples, f"write_{name}")(path, 3, 20)
     found, notes = masks(f"{name}({path})")
     now = HOURS[:, 0] * 3600
     expected = np.zeros_like(found)
@@ -121,12 +103,10 @@ def test_a_trace_that_does_not_reach(tmp_path, clients, stop, expected, found):
     path = tmp_path / "a.csv"
     lines = ["client,start,stop,period", *(f"{c},0,{stop(c)},9" for c in range(clients))]
     path.write_text("\n".join(lines))
-    with pytest.raises(ValueError) as error:
-        worlds.availability(f"csv({path})", asked().config, None)
-    place = f"--availability=csv({path}): num_clients: expected "
-    assert_refused(str(error.value), place + expected, found)
+    message = f"--availability=csv({path}): num_clients: expected {expected}, found {found}"
+    refused(message, masks, f"csv({path})")
     with pytest.raises(FileNotFoundError):
-        worlds.availability(f"npz({path}x)", asked().config, None)
+        masks(f"npz({path}x)")
 
 
 @pytest.mark.parametrize(
@@ -148,13 +128,9 @@ def test_a_distribution_is_the_one_of_that_name(text, law):
 
 
 def test_a_number_out_of_range_is_said_with_its_flag():
-    with pytest.raises(ValueError) as error:
-        worlds.distribution("step", "constant(-1)")
-    start = "--step=constant(-1): value: expected a finite number >= 0"
-    assert_refused(str(error.value), start, "-1.0")
-    with pytest.raises(ValueError) as error:
-        masks("bernoulli(2,1)")
-    assert_refused(str(error.value), "--availability=bernoulli(2,1): p: expected ", "2.0")
+    message = "--step=constant(-1): value: expected a finite number >= 0, found -1.0"
+    refused(message, worlds.distribution, "step", "constant(-1)")
+    refused("--availability=bernoulli(2,1): p: expected ..., found 2.0", masks, "bernoulli(2,1)")
 
 
 def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
@@ -208,12 +184,8 @@ def test_the_clock_has_the_clients_of_the_run(unit):
     assert made.schedule.digest() == schedule.digest() and made.schedule.work_unit == unit
     for one, other in zip(made.log, log, strict=True):
         np.testing.assert_array_equal(one, other)
-    steps = np.zeros(schedule.client.shape, int)
-    for t, k in np.ndindex(*steps.shape):
-        if schedule.present[t, k]:
-            of = each[schedule.client[t, k]] if unit == "epochs" else 1
-            steps[t, k] = schedule.work[t, k] * of
-    np.testing.assert_array_equal(made.steps, steps)
+    of = each[schedule.client] if unit == "epochs" else 1
+    np.testing.assert_array_equal(made.steps, schedule.present * schedule.work * of)
     main = [np.bincount(train["y"][own], minlength=10).argmax() for own in rows]
     np.testing.assert_array_equal(made.labels, main)
     assert made.model_bytes == 4 * (64 * 10 + 10)  # logistic regression on 8x8 images
@@ -234,36 +206,29 @@ def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
         log.stop - log.start, steps * 3 * 20 * first / 1000 + sent + 0.5, rtol=1e-9
     )
     trace_samples.write_capacity(path, 1, 11)
-    with pytest.raises(ValueError) as error:
-        world(asked(f"--capacity={path}"))
-    start = f"--num_clients: expected at most 11, the devices of {path}"
-    assert_refused(str(error.value), start, "12")
+    message = f"--num_clients: expected at most 11, the devices of {path}, found 12"
+    refused(message, world, asked(f"--capacity={path}"))
 
 
 def test_a_log_is_read_back_with_its_own_schedule_alone(tmp_path):
     made, other = (world(asked(f"--seed={seed}")) for seed in (0, 1))
     path, log = tmp_path / "a.log.npz", made.log
-    log.save(path)
-    found = EventLog.load(path)
+
+    def back(**changes):
+        log._replace(**changes).save(path)
+        return EventLog.load(path)
+
+    found = back()
     for one, kept in zip(found, log, strict=True):
-        np.testing.assert_array_equal(one, kept)
-        assert np.asarray(one).dtype == np.asarray(kept).dtype
+        np.testing.assert_array_equal(one, np.asarray(kept), strict=True)
     assert found.makes(made.schedule)
     assert not found.makes(other.schedule) and not found.makes(made.schedule.replace(time=None))
-    for wrong in (
-        log._replace(round=log.round + 1),
-        log._replace(round=np.where(log.round >= 0, 0, -1)),
-    ):
-        wrong.save(path)
-        assert not EventLog.load(path).makes(made.schedule)
-    for wrong in (
-        log._replace(stop=np.where(log.start == 0, np.nan, log.stop)),
-        log._replace(fate=log.fate + 4),
-        log._replace(client=log.client[1:]),
-    ):
-        wrong.save(path)
-        with pytest.raises(ValueError, match=r"a.log.npz: .*found "):
-            EventLog.load(path)
+    assert not back(round=log.round + 1).makes(made.schedule)
+    assert not back(round=np.where(log.round >= 0, 0, -1)).makes(made.schedule)
+    seconds = np.where(log.start == 0, np.nan, log.stop)
+    refused(f"{path}: start, stop: expected finite seconds, found others", back, stop=seconds)
+    refused(f"{path}: fate: expected 0 to 3, found others", back, fate=log.fate + 4)
+    message = f"{path}: arrays: expected numbers [tasks], missed [], found shapes [...]"
+    refused(message, back, client=log.client[1:])
     path.write_text("no npz")
-    with pytest.raises(ValueError, match=r"a.log.npz: not a readable npz"):
-        EventLog.load(path)
+    refused(f"{path}: not a readable npz...", EventLog.load, path)
