@@ -36,14 +36,15 @@ def shared_programs():
 
 @pytest.fixture
 def refuses(capsys):
-    """`refuses(message, main, *argv)`: the command ends with code 2 and this line after its name;
-    "..." is any text of one line."""
+    """`refuses(message, main, *argv)`: the command ends with code 2 and this line after its name,
+    in which "..." is any text; returns what it printed before."""
 
     def check(message, main, *argv):
         capsys.readouterr()
         assert main([*map(str, argv)]) == 2
         said = capsys.readouterr()
         pattern = ".*".join(map(re.escape, f"{argv[0]}: {message}\n".split("...")))
-        assert re.fullmatch(pattern, said.err) and not said.out, said
+        assert re.fullmatch(pattern, said.err), said.err
+        return said.out
 
     return check

@@ -156,16 +156,14 @@ def test_of_a_sweep_the_chosen_settings_are_drawn(figures, tmp_path):
     np.testing.assert_allclose(line(axes, 1), [[0, 0], [60, 0.4], [120, 0.45]])
 
 
-def test_a_sweep_without_a_finished_trial_is_refused(tmp_path, capsys):
+def test_a_sweep_without_a_finished_trial_is_refused(tmp_path, refuses):
     path = tmp_path / results.TRIALS / "x.json"
     path.parent.mkdir()
-    assert plotted([tmp_path]) == 2
-    message = f"plot: {tmp_path}: expected at least one method with a finished trial, found none\n"
-    assert capsys.readouterr().err == message
+    message = f"{tmp_path}: expected at least one method with a finished trial, found none"
+    refuses(message, plot.main, "plot", tmp_path)
     path.write_text('{"name": 3}')
-    assert plotted([tmp_path]) == 2
-    message = f"plot: {path}: expected a trial's name, status, config and rows, found {{'name': 3}}"
-    assert capsys.readouterr().err == message + "\n"
+    message = f"{path}: expected a trial's name, status, config and rows, found {{'name': 3}}"
+    refuses(message, plot.main, "plot", tmp_path)
 
 
 def test_a_folder_whose_name_begins_a_formula_is_drawn(tmp_path):
@@ -183,7 +181,7 @@ _NUMBERS = "{}: expected rows with a rising round and numbers, found row 0 with"
     [
         (None, "[Errno 2] No such file or directory: '{}'"),
         ("", "{}: expected at least one row, found none"),
-        ("no json\n", "{}: not readable as JSON"),
+        ("no json\n", "{}: not readable as JSON..."),
         ("3\n", "{}: expected a row with its round, found 3"),
         ('{"round": 0}\n', "{}: expected --x of round, found rows without samples"),
         ('{"round": 0, "test_a": "a", "train_a": 1, "samples": 0}\n', f"{_NUMBERS} test_a 'a'"),
@@ -191,13 +189,11 @@ _NUMBERS = "{}: expected rows with a rising round and numbers, found row 0 with"
         ('{"round": 0, "test_a": 1, "train_a": 1, "samples": "a"}\n', f"{_NUMBERS} samples 'a'"),
     ],
 )
-def test_a_folder_without_rows_is_refused(tmp_path, capsys, content, message):
+def test_a_folder_without_rows_is_refused(tmp_path, refuses, content, message):
     path, out = tmp_path / metrics.METRICS, tmp_path / "x.png"
     if content is not None:
         path.write_text(content)
-    assert plotted([tmp_path], "--x=samples", f"--out={out}") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("plot: " + message.format(path)) and error.count("\n") == 1
+    refuses(message.format(path), plot.main, "plot", tmp_path, "--x=samples", f"--out={out}")
     assert not out.exists()
 
 
@@ -205,14 +201,13 @@ def test_a_folder_without_rows_is_refused(tmp_path, capsys, content, message):
 @pytest.mark.parametrize(
     ("x", "column"), [("virtual_time", "virtual_time"), ("bytes", "bytes_sent")]
 )
-def test_an_axis_that_the_rows_lack_is_refused(figures, tmp_path, capsys, x, column, null):
+def test_an_axis_that_the_rows_lack_is_refused(figures, tmp_path, refuses, x, column, null):
     its = [{n: v for n, v in row.items() if n != column} for row in rows([0.1, 0.2])]
     path = write_rows(tmp_path, [row | ({column: None} if null else {}) for row in its])
-    out = tmp_path / "x.png"
-    assert plotted([tmp_path], f"--x={x}", f"--out={out}") == 2
-    there = [axis for axis in AXES if axis != x]
-    message = f"plot: {path}: expected --x of {', '.join(there)}, found rows without {x}\n"
-    assert capsys.readouterr().err == message and not out.exists()
+    out, there = f"--out={tmp_path / 'x.png'}", [axis for axis in AXES if axis != x]
+    message = f"{path}: expected --x of {', '.join(there)}, found rows without {x}"
+    refuses(message, plot.main, "plot", tmp_path, f"--x={x}", out)
+    assert not figures
     for axis in there:
-        assert plotted([tmp_path], f"--x={axis}", f"--out={out}") == 0
+        assert plotted([tmp_path], f"--x={axis}", out) == 0
         np.testing.assert_array_equal(line(figures[-1][1][1])[:, 0], [0, ACROSS[axis][0]])

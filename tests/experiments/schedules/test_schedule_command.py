@@ -73,7 +73,7 @@ def run(*args):
 def test_what_is_refused_leaves_nothing(refuses, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ccfl_jax.clock.event_clock._FRUITLESS", 1000)
-    refuses(message, schedule.main, "schedule", *words.split())
+    assert not refuses(message, schedule.main, "schedule", *words.split())
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from problems import counting
-from small_runs import SMALL, assert_refused
+from small_runs import SMALL
 
 import ccfl_jax as ccfl
 from experiments import sweep
@@ -139,24 +139,23 @@ def test_a_sweep_that_is_started_again_redoes_nothing(swept, monkeypatch):
     assert after == before and new["test_loss"] == pytest.approx(old["test_loss"], rel=1e-6)
 
 
-def test_another_setting_under_the_same_names_is_refused(swept, capsys):
+def test_another_setting_under_the_same_names_is_refused(swept, refuses):
     folder, before = swept[0], _files(swept[0])
-    assert sweep.main(_args(folder, _VARY, "--rounds=8")) == 2
     path = folder / "trials/server=cc_fedsgd,server_lr=0.1,seed=0.json"
-    error = capsys.readouterr().err
-    assert_refused(error, f"sweep: {path}: expected the same settings, except ", "rounds 6 -> 8")
+    message = f"{path}: expected the same settings, except ..., found rounds 6 -> 8"
+    refuses(message, sweep.main, *_args(folder, _VARY, "--rounds=8"))
     assert _files(folder) == before
 
 
-def test_overwriting_a_sweep(swept, tmp_path, capsys):
+def test_overwriting_a_sweep(swept, tmp_path, refuses):
     folder = tmp_path / "o"
     shutil.copytree(swept[0], folder)
     args = _args(folder, "--server=cc_fedsgd", "--vary=server_lr=0.1,1", "--rounds=2")
     (folder / "notes.txt").write_text("mine")
     before = _files(folder)
-    assert sweep.main([*args, "--overwrite"]) == 2
-    expected = f"sweep: {folder}: expected only {', '.join(results.FILES)} in a folder to overwrite"
-    assert_refused(capsys.readouterr().err, expected, "notes.txt")
+    own = ", ".join(results.FILES)
+    message = f"{folder}: expected only {own} in a folder to overwrite, found notes.txt"
+    refuses(message, sweep.main, *args, "--overwrite")
     assert _files(folder) == before
     (folder / "notes.txt").unlink()
     assert sweep.main([*args, "--overwrite"]) == 0
@@ -204,12 +203,10 @@ def test_a_failing_trial_is_recorded_and_the_others_go_on(
     assert sweep.main(args) == 0  # a failed one is tried again
 
 
-def test_data_that_cannot_be_read_are_said_once_and_nothing_is_written(tmp_path, capsys):
+def test_data_that_cannot_be_read_are_said_once_and_nothing_is_written(tmp_path, refuses):
     args = ["sweep", "--dataset=fashion_mnist", f"--data_dir={tmp_path}", "--devices=1"]
     args += ["--compilation_cache=off", "--vary=server_lr=0.1,1", f"--out_dir={tmp_path / 'o'}"]
-    assert sweep.main(args) == 2
-    error = capsys.readouterr().err
-    assert "missing: train-images-idx3-ubyte" in error and error.count("\n") == 1
+    refuses("Fashion-MNIST: ...; missing: train-images-idx3-ubyte...", sweep.main, *args)
     assert not (tmp_path / "o").exists()
 
 
@@ -234,38 +231,41 @@ def test_memory_of_a_trial():
     assert trial_group.at_once(group, None) == (nbytes, 1, None)
 
 
-_AXES = "NAME=VALUE,VALUE,... once for a name, with different values, NAME one of local_lr, "
+_AXES = "--vary: expected NAME=VALUE,VALUE,... once for a name, with different values, NAME one of"
+_VALUE, _SEED = "expected a value, found none", "--vary=seed=0"
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "expected", "found"),
+    ("words", "message"),
     [
-        ("--vary=rounds=1,2", "vary", _AXES, "'rounds=1,2'"),
-        ("--vary=server_lr", "vary", _AXES, "'server_lr'"),
-        ("--vary=server_lr=1,1", "vary", _AXES, "'server_lr=1,1'"),
-        ("--vary=server_lr=1,", "vary", _AXES, "'server_lr=1,'"),
-        ("--vary=seed=1 seed=2", "vary", _AXES, "'seed=2'"),
-        (f"--vary=seed={_HUNDRED} local_lr={_HUNDRED},100", "vary", "at most 10000 combinations",
-         "10100"),
-        ("--vary=server_lr=-1", "server_lr", "a number from 0 to 3.4e38", "-1.0"),
-        ("--vary=server_lr=fast", "server_lr", "a number from 0 to 3.4e38", "'fast'"),
-        ("--vary=server=cc_fedavg,cc_fedsgd server_lr=0.1", "server_lr", "1, or cc_fedsgd for ",
-         "0.1 with --server=cc_fedavg"),
-        ("--vary=server=cc_fedsgd b1=0.5", "b1", "with cc_fedavgm, ", "with --server=cc_fedsgd"),
-        ("--seed=0", "vary", "a value", "none"),
-        ("--vary=seed=0", "out_dir", "a value", "none"),
-        ("--vary=seed=0\n--resume", "resume", "the same command again, ", "with a sweep"),
-        ("--vary=seed=0\n--data_memory=1", "data_memory", "data that fit on a device",
+        ("--vary=rounds=1,2", f"{_AXES} local_lr, ..., found 'rounds=1,2'"),
+        ("--vary=server_lr", f"{_AXES} ..., found 'server_lr'"),
+        ("--vary=server_lr=1,1", f"{_AXES} ..., found 'server_lr=1,1'"),
+        ("--vary=server_lr=1,", f"{_AXES} ..., found 'server_lr=1,'"),
+        ("--vary=seed=1 seed=2", f"{_AXES} ..., found 'seed=2'"),
+        (f"--vary=seed={_HUNDRED} local_lr={_HUNDRED},100",
+         "--vary: expected at most 10000 combinations, found 10100"),
+        ("--vary=server_lr=-1", "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
+        ("--vary=server=cc_fedavg,cc_fedsgd server_lr=0.1", "--server_lr: expected 1, or cc_fedsgd "
+         "for another step size, found 0.1 with --server=cc_fedavg"),
+        ("--vary=server=cc_fedsgd b1=0.5", "--b1: expected with cc_fedavgm, ..., found with "
+         "--server=cc_fedsgd"),
+        ("--seed=0", f"--vary: {_VALUE}"),
+        (f"{_SEED}\n--resume", "--resume: expected the same command again, ... with a sweep"),
+        (f"{_SEED}\n--smoothness=1", "--smoothness: expected with a single run, ... with a sweep"),
+        (f"{_SEED}\n--data_memory=1", "--data_memory: expected data that fit on a device, found "
          "with a sweep"),
-        ("--vary=seed=0\n--smoothness=1", "smoothness", "with a single run, ", "with a sweep"),
-        ("--vary=seed=0\n--trial_memory=0", "trial_memory", "a number > 0, at most 3.4e38", "0.0"),
-        ("--vary=seed=0\n--batch=3", "batch", "a flag that --help names",
-         "an unknown one; did you mean --batch_size?"),
+        (f"{_SEED}\n--trial_memory=0", "--trial_memory: expected a number > 0, at most 3.4e38, "
+         "found 0.0"),
+        (f"{_SEED}\n--batch=3", "--batch: expected a flag that --help names, found an unknown one; "
+         "did you mean --batch_size?"),
     ],
 )  # fmt: skip
-def test_a_wrong_sweep_is_refused_in_a_line(tmp_path, capsys, words, name, expected, found):
+def test_a_wrong_sweep_is_refused_in_a_line(tmp_path, refuses, words, message):
     words = words.split("\n") + ([] if "server" in words else ["--server_lr=1"])
-    folder = [] if name == "out_dir" else [f"--out_dir={tmp_path / 'x'}"]
-    assert sweep.main(["sweep", *_BASE, *folder, *words]) == 2
-    assert_refused(capsys.readouterr().err, f"sweep: --{name}: expected {expected}", found)
+    refuses(message, sweep.main, *_args(tmp_path / "x", *words))
     assert not (tmp_path / "x").exists()
+
+
+def test_out_dir_is_needed(refuses):
+    refuses(f"--out_dir: {_VALUE}", sweep.main, "sweep", *_BASE, "--vary=server_lr=1")

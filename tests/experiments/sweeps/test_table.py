@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from small_runs import assert_refused
 
 from ccfl_jax.runs import metrics, run_config
 from experiments import table
@@ -90,38 +89,35 @@ def test_values_of_runs_and_a_sweep_in_every_format(tmp_path, capsys, kind):
     assert cells_of(capsys.readouterr().out, kind) == cells
 
 
-_SETTINGS = "expected server, server_lr and environment with devices and device, found no settings"
-_ROWS = "expected rows with a rising round and numbers, found row 0 with"
+_SETTINGS = "{}: expected server, server_lr and environment with devices and device, found no ..."
+_ROWS = "{}: expected rows with a rising round and numbers, found row 0 with"
 _BEFORE = {"round": 0, "seconds": 4, "samples": 0, "train_a": 0, "test_a": 0}
+_MISSING = "[Errno 2] No such file or directory: '{}'"
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (run_config.CONFIG, "{", "{}: not readable as JSON"),
-        (run_config.CONFIG, "[]", f"{{}}: {_SETTINGS} of a run (TypeError("),
-        (run_config.CONFIG, '{"server": "a"}',
-         f"{{}}: {_SETTINGS} of a run (KeyError('environment'))"),
-        (run_config.CONFIG, None, "[Errno 2] No such file or directory: '{}'"),
-        (metrics.METRICS, "", f"{{}}: {_ROWS} round None"),
-        (metrics.METRICS, '{"round": 1}\n', f"{{}}: {_ROWS} seconds None"),
-        (metrics.METRICS, json.dumps(_BEFORE) + "\n",
-         "{}: expected rounds and seconds > 0 in the last row, found 0 and 4"),
-        (metrics.METRICS, None, "[Errno 2] No such file or directory: '{}'"),
+        (run_config.CONFIG, "{", "{}: not readable as JSON..."),
+        (run_config.CONFIG, "[]", f"{_SETTINGS} (TypeError(...))"),
+        (run_config.CONFIG, '{"server": "a"}', f"{_SETTINGS} (KeyError('environment'))"),
+        (run_config.CONFIG, None, _MISSING),
+        (metrics.METRICS, "", f"{_ROWS} round None"),
+        (metrics.METRICS, '{"round": 1}\n', f"{_ROWS} seconds None"),
+        (metrics.METRICS, json.dumps(_BEFORE) + "\n", "{}: expected rounds and seconds > 0 in the "
+         "last row, found 0 and 4"),
+        (metrics.METRICS, None, _MISSING),
     ],
 )  # fmt: skip
-def test_a_damaged_run_is_refused_by_its_file(tmp_path, capsys, file, content, message):
+def test_a_damaged_run_is_refused_by_its_file(tmp_path, refuses, file, content, message):
     folder, path = make_run(tmp_path / "a"), tmp_path / "a" / file
     path.unlink() if content is None else path.write_text(content)
-    assert table.main(["table", folder]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("table: " + message.format(path)) and error.count("\n") == 1
+    refuses(message.format(path), table.main, "table", folder)
 
 
-def test_a_folder_without_a_run_is_named(tmp_path, capsys):
-    assert table.main(["table", str(tmp_path / "none")]) == 2
-    assert f"'{tmp_path}/none/{run_config.CONFIG}'" in capsys.readouterr().err
+def test_a_folder_without_a_run_is_named(tmp_path, refuses):
+    path = tmp_path / "none" / run_config.CONFIG
+    refuses(_MISSING.format(path), table.main, "table", path.parent)
     (tmp_path / "sweep" / results.TRIALS).mkdir(parents=True)
-    assert table.main(["table", str(tmp_path / "sweep")]) == 2
-    expected = f"table: {tmp_path}/sweep: expected at least one finished trial"
-    assert_refused(capsys.readouterr().err, expected, "none")
+    message = f"{tmp_path}/sweep: expected at least one finished trial, found none"
+    refuses(message, table.main, "table", tmp_path / "sweep")
