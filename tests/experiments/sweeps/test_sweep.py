@@ -17,7 +17,6 @@ from experiments.figures import curves
 from experiments.sweeps import results, trial_group
 from experiments.training import devices, parts, run
 
-_HUNDRED = ",".join(map(str, range(100)))
 _BASE = [*SMALL, "--rounds=6", "--eval_every=4", "--devices=2", "--compilation_cache=off"]
 _VARY = "--vary=server=cc_fedsgd,cc_fedams server_lr=0.1,1,1e20 seed=0,1"
 _DIVERGED = {
@@ -232,38 +231,33 @@ def test_memory_of_a_trial():
 
 
 _AXES = "--vary: expected NAME=VALUE,VALUE,... once for a name, with different values, NAME one of"
+_TOO_MANY = "--vary=seed={0} local_lr={0},100".format(",".join(map(str, range(100))))
 _VALUE, _SEED = "expected a value, found none", "--vary=seed=0"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
-        ("--vary=rounds=1,2", f"{_AXES} local_lr, ..., found 'rounds=1,2'"),
-        ("--vary=server_lr", f"{_AXES} ..., found 'server_lr'"),
-        ("--vary=server_lr=1,1", f"{_AXES} ..., found 'server_lr=1,1'"),
-        ("--vary=server_lr=1,", f"{_AXES} ..., found 'server_lr=1,'"),
-        ("--vary=seed=1 seed=2", f"{_AXES} ..., found 'seed=2'"),
-        (f"--vary=seed={_HUNDRED} local_lr={_HUNDRED},100",
-         "--vary: expected at most 10000 combinations, found 10100"),
-        ("--vary=server_lr=-1", "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
-        ("--vary=server=cc_fedavg,cc_fedsgd server_lr=0.1", "--server_lr: expected 1, or cc_fedsgd "
-         "for another step size, found 0.1 with --server=cc_fedavg"),
-        ("--vary=server=cc_fedsgd b1=0.5", "--b1: expected with cc_fedavgm, ..., found with "
-         "--server=cc_fedsgd"),
-        ("--seed=0", f"--vary: {_VALUE}"),
-        (f"{_SEED}\n--resume", "--resume: expected the same command again, ... with a sweep"),
-        (f"{_SEED}\n--smoothness=1", "--smoothness: expected with a single run, ... with a sweep"),
-        (f"{_SEED}\n--data_memory=1", "--data_memory: expected data that fit on a device, found "
-         "with a sweep"),
-        (f"{_SEED}\n--trial_memory=0", "--trial_memory: expected a number > 0, at most 3.4e38, "
-         "found 0.0"),
-        (f"{_SEED}\n--batch=3", "--batch: expected a flag that --help names, found an unknown one; "
-         "did you mean --batch_size?"),
+        (["--vary=rounds=1,2"], f"{_AXES} local_lr, ..., found 'rounds=1,2'"),
+        (["--vary=server_lr"], f"{_AXES} ..., found 'server_lr'"),
+        (["--vary=server_lr=1,1"], f"{_AXES} ..., found 'server_lr=1,1'"),
+        (["--vary=server_lr=1,"], f"{_AXES} ..., found 'server_lr=1,'"),
+        (["--vary=seed=1 seed=2"], f"{_AXES} ..., found 'seed=2'"),
+        ([_TOO_MANY], "--vary: expected at most 10000 combinations, found 10100"),
+        (["--vary=server_lr=-1"], "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
+        (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ... found 2.0 with ..."),
+        (["--vary=server=cc_fedsgd b1=0"], "--b1: expected with cc_fedavgm, ...=cc_fedsgd"),
+        (["--seed=0"], f"--vary: {_VALUE}"),
+        ([_SEED, "--resume"], "--resume: expected the same command again, ... with a sweep"),
+        ([_SEED, "--smoothness=1"], "--smoothness: expected with a single run, ... with a sweep"),
+        ([_SEED, "--data_memory=1"], "--data_memory: expected data that fit ... with a sweep"),
+        ([_SEED, "--trial_memory=0"], "--trial_memory: expected a number > 0, ..., found 0.0"),
+        ([_SEED, "--batch=3"], "--batch: expected a flag ...; did you mean --batch_size?"),
     ],
 )  # fmt: skip
-def test_a_wrong_sweep_is_refused_in_a_line(tmp_path, refuses, words, message):
-    words = words.split("\n") + ([] if "server" in words else ["--server_lr=1"])
-    refuses(message, sweep.main, *_args(tmp_path / "x", *words))
+def test_a_wrong_sweep_is_refused_in_a_line(tmp_path, refuses, args, message):
+    server = [] if "server" in args[0] else ["--server_lr=1"]
+    refuses(message, sweep.main, *_args(tmp_path / "x", *server, *args))
     assert not (tmp_path / "x").exists()
 
 
