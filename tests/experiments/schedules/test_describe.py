@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from small_runs import SMALL
 
 from ccfl_jax.clock.event_log import USED
 from ccfl_jax.schedules.schedule import Schedule
@@ -20,9 +21,8 @@ CLIENTS, ROUNDS, SLOTS = 12, 40, 3
 @pytest.fixture(scope="module")
 def made():
     line = [
-        *("--dataset=digits", "--model=logistic", "--rounds=40", f"--buffer_size={SLOTS}"),
-        *("--step=log_normal(0,1,10)", "--timeout=60", "--max_staleness=3", "--concurrency=6"),
-        *(f"--num_clients={CLIENTS}", "--file=x.npz"),
+        *(*SMALL[:4], "--rounds=40", "--step=log_normal(0,1,10)", "--timeout=60"),
+        *("--max_staleness=3", "--concurrency=6", "--file=x.npz"),
     ]
     asked = schedule_flags.parse_schedule(["schedule", *line])
     return make.world(asked.config, asked.options)

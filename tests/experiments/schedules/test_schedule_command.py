@@ -4,16 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_runs import SMALL
 
 from experiments import schedule
 from experiments.config import schedule_flags
 from experiments.schedules import make
 
-ROOT = Path(__file__).parents[3]
-BASE = [
-    *("--dataset=digits", "--model=logistic", "--num_clients=12", "--buffer_size=3"),
-    *("--rounds=40", "--step=log_normal(0,1,10)"),
-]
+BASE = [*SMALL[:4], "--rounds=40", "--step=log_normal(0,1,10)"]
 _NPZ, _RULE = "NAME.npz, other than NAME.log.npz", "--file=a.npz --rule"
 _RATE = "--rate: expected none with replace, a number with constant, poisson, found"
 _DIGITS, _STEP = "--file=a.npz --dataset=digits --model=mlp", "--step=constant(-1)"

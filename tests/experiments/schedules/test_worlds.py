@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import trace_samples
 from refusal import refused
+from small_runs import SMALL
 
 import ccfl_jax as ccfl
 from ccfl_jax.clock import availability, event_clock, speed
@@ -17,18 +18,23 @@ from experiments.training import parts
 
 COUNT, ROUNDS, SECONDS = 12, 200, 1800.0
 LABELS = np.arange(COUNT) * 7 % 10
-BASE = [
-    *("--dataset=digits", "--model=logistic", f"--num_clients={COUNT}", "--buffer_size=3"),
-    *("--rounds=30", "--seed=5", "--file=x.npz"),
-]
-
-
-def world(one):
-    return make.world(one.config, one.options)
+BASE = [*SMALL[:4], "--rounds=30", "--seed=5", "--file=x.npz"]
 
 
 def asked(*args):
     return schedule_flags.parse_schedule(["schedule", *BASE, *args])
+
+
+def world(*args):
+    one = asked(*args)
+    return make.world(one.config, one.options)
+
+
+def clients_of(*args):
+    """The training labels, the clients' rows in them, and their steps of one epoch."""
+    train, _, _ = parts.load("digits", None)
+    rows = parts.clients(asked(*args).config, train)
+    return train["y"], rows, np.array([math.ceil(len(own) / 20) for own in rows])
 
 
 def masks(text):
@@ -92,19 +98,17 @@ def test_a_traces_first_clients_are_taken_and_that_is_said(tmp_path, name):
     ]
 
 
-@pytest.mark.parametrize(
-    ("clients", "stop", "expected", "found"),
-    [
-        (11, lambda c: 9, "at most 11, the clients of the trace", "12"),
-        (13, lambda c: c // 12, "one that is ever available", "none in the first 12"),
-    ],
-)
-def test_a_trace_that_does_not_reach(tmp_path, clients, stop, expected, found):
-    path = tmp_path / "a.csv"
-    lines = ["client,start,stop,period", *(f"{c},0,{stop(c)},9" for c in range(clients))]
-    path.write_text("\n".join(lines))
-    message = f"--availability=csv({path}): num_clients: expected {expected}, found {found}"
-    refused(message, masks, f"csv({path})")
+def test_availability_that_cannot_be_used(tmp_path):
+    path, flag = tmp_path / "a.csv", "--availability"
+    of_trace = f"{flag}=csv({path}): num_clients: expected"
+    for clients, stop, message in (
+        (11, lambda c: 9, "at most 11, the clients of the trace, found 12"),
+        (13, lambda c: c // 12, "one that is ever available, found none in the first 12"),
+    ):
+        lines = ["client,start,stop,period", *(f"{c},0,{stop(c)},9" for c in range(clients))]
+        path.write_text("\n".join(lines))
+        refused(f"{of_trace} {message}", masks, f"csv({path})")
+    refused(f"{flag}=bernoulli(2,1): p: expected ..., found 2.0", masks, "bernoulli(2,1)")
     with pytest.raises(FileNotFoundError):
         masks(f"npz({path}x)")
 
@@ -127,19 +131,13 @@ def test_a_distribution_is_the_one_of_that_name(text, law):
     np.testing.assert_array_equal(*draws)
 
 
-def test_a_number_out_of_range_is_said_with_its_flag():
-    message = "--step=constant(-1): value: expected a finite number >= 0, found -1.0"
-    refused(message, worlds.distribution, "step", "constant(-1)")
-    refused("--availability=bernoulli(2,1): p: expected ..., found 2.0", masks, "bernoulli(2,1)")
-
-
 def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
     labels, starts = np.array([2, 1, 1, 2, 0, 2, 2, 3]), np.array([0, 4, 7, 7, 8])
     np.testing.assert_array_equal(make.main_labels(labels, starts, 4), [1, 2, 0, 3])
 
 
 def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
-    made = [world(asked(f"--rule={rule}")) for rule in ("paper", "rounds")]
+    made = [world(f"--rule={rule}") for rule in ("paper", "rounds")]
     expected = ccfl.random_schedule(5, 30, COUNT, 3, 5, 3, 2.0)
     for one in made:
         assert one.schedule.digest() == expected.digest() and one.log is None
@@ -149,9 +147,8 @@ def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
 
 
 def test_rounds_take_those_who_are_available():
-    made = world(
-        asked("--rule=rounds", "--availability=label(5000)", "--round_seconds=100", "--max_delay=0")
-    )
+    rule = ["--rule=rounds", "--availability=label(5000)", "--round_seconds=100"]
+    made = world(*rule, "--max_delay=0")
     schedule, labels = made.schedule, made.labels
     part = np.repeat(np.floor(np.arange(30) * 100 * 10 / 5000).astype(int)[:, None], 3, axis=1)
     np.testing.assert_array_equal(labels[schedule.client][schedule.present], part[schedule.present])
@@ -162,16 +159,13 @@ def test_rounds_take_those_who_are_available():
 
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
 def test_the_clock_has_the_clients_of_the_run(unit):
-    ours = asked(
+    made = world(
         f"--local_{unit}=2", "--step=log_normal(0,0.6,10)", "--download=uniform(1,2)",
         "--upload=constant(4)", "--task=half_normal(0.1,1)", "--extra=exponential(3)",
         "--concurrency=7", "--start=poisson", "--rate=0.5", "--max_staleness=4", "--timeout=30",
         "--on_timeout=skip", "--work_correlation=-0.5", "--availability=markov(900,300)",
     )  # fmt: skip
-    made = world(ours)
-    train, _, _ = parts.load("digits", None)
-    rows = parts.clients(ours.config, train)
-    each = np.array([math.ceil(len(own) / 20) for own in rows])
+    labels, rows, each = clients_of()
     devices = speed.draw_devices(
         5, COUNT, speed.log_normal(0, 0.6, 10), speed.uniform(1, 2), speed.constant(4),
         speed.half_normal(0.1, 1), speed.exponential(3),
@@ -186,7 +180,7 @@ def test_the_clock_has_the_clients_of_the_run(unit):
         np.testing.assert_array_equal(one, other)
     of = each[schedule.client] if unit == "epochs" else 1
     np.testing.assert_array_equal(made.steps, schedule.present * schedule.work * of)
-    main = [np.bincount(train["y"][own], minlength=10).argmax() for own in rows]
+    main = [np.bincount(labels[own], minlength=10).argmax() for own in rows]
     np.testing.assert_array_equal(made.labels, main)
     assert made.model_bytes == 4 * (64 * 10 + 10)  # logistic regression on 8x8 images
 
@@ -195,23 +189,19 @@ def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
     """20 rows a batch, a forward and two backward parts; a model of 2,600 bytes of 8 bits."""
     path = tmp_path / "capacity"
     milliseconds, kilobits = trace_samples.write_capacity(path, 1, 15)
-    made = world(asked(f"--capacity={path}", "--extra=constant(0.5)"))
+    made = world(f"--capacity={path}", "--extra=constant(0.5)")
     assert made.notes == [f"capacity  {path}: the first 12 of 15 devices"]
     first, log = np.asarray(milliseconds)[made.log.client], made.log
     sent = 2 * 2600 * 8 / 1000 / np.asarray(kilobits)[log.client]
-    train, _, _ = parts.load("digits", None)
-    each = np.array([math.ceil(len(own) / 20) for own in parts.clients(asked().config, train)])
-    steps = log.work * each[log.client]
-    np.testing.assert_allclose(
-        log.stop - log.start, steps * 3 * 20 * first / 1000 + sent + 0.5, rtol=1e-9
-    )
+    seconds = log.work * clients_of()[2][log.client] * 3 * 20 * first / 1000 + sent + 0.5
+    np.testing.assert_allclose(log.stop - log.start, seconds, rtol=1e-9)
     trace_samples.write_capacity(path, 1, 11)
     message = f"--num_clients: expected at most 11, the devices of {path}, found 12"
-    refused(message, world, asked(f"--capacity={path}"))
+    refused(message, world, f"--capacity={path}")
 
 
 def test_a_log_is_read_back_with_its_own_schedule_alone(tmp_path):
-    made, other = (world(asked(f"--seed={seed}")) for seed in (0, 1))
+    made, other = (world(f"--seed={seed}") for seed in (0, 1))
     path, log = tmp_path / "a.log.npz", made.log
 
     def back(**changes):

@@ -19,9 +19,6 @@ from experiments.training import devices, parts, run
 
 _BASE = [*SMALL, "--rounds=6", "--eval_every=4", "--devices=2", "--compilation_cache=off"]
 _VARY = "--vary=server=cc_fedsgd,cc_fedams server_lr=0.1,1,1e20 seed=0,1"
-_DIVERGED = {
-    f"server={s} server_lr=1e20 seed={k}" for s in ("cc_fedsgd", "cc_fedams") for k in "01"
-}
 
 
 def _args(folder, *args):
@@ -108,7 +105,7 @@ def test_methods_of_one_seed_start_from_the_same(swept):
 
 def test_diverged_trials_are_marked_and_never_chosen(swept):
     folder, _, done = swept
-    assert {name for name, one in done.items() if one.status == "diverged"} == _DIVERGED
+    assert all((one.status == "diverged") == ("1e20" in name) for name, one in done.items())
     chosen = json.loads((folder / results.SUMMARY).read_text())
     assert all("1e20" not in choice["chosen"] for choice in chosen.values())
     assert [choice["diverged"] for choice in chosen.values()] == [2, 2]
@@ -120,19 +117,13 @@ def test_seconds_of_a_trial_are_its_share(swept):
     assert pair[0].rows[-1]["seconds"] == pair[1].rows[-1]["seconds"] > 0
 
 
-def test_a_sweep_that_is_started_again_redoes_nothing(swept, monkeypatch):
-    folder, before, asked = swept[0], _files(swept[0]), []
-    redone = "server=cc_fedsgd,server_lr=1,seed=1.json"
+def test_a_sweep_that_is_started_again_redoes_nothing(swept, capsys):
+    folder, before, name = swept[0], _files(swept[0]), "server=cc_fedsgd server_lr=1 seed=1"
+    redone = f"{name.replace(' ', ',')}.json"
     (folder / results.TRIALS / redone).unlink()
-    plain = trial_group.program
-
-    def watched(group, configs):
-        asked.extend(configs)
-        return plain(group, configs)
-
-    monkeypatch.setattr(trial_group, "program", watched)
     assert sweep.main(_args(folder, _VARY)) == 3
-    assert [(c.server, c.server_lr, c.seed) for c in asked] == [("cc_fedsgd", 1.0, 1)]
+    (line,) = [a for a in capsys.readouterr().out.splitlines() if a.startswith("trial ")]
+    assert name in line
     after = _files(folder)
     old, new = (json.loads(files.pop(redone))["rows"][-1] for files in (before, after))
     assert after == before and new["test_loss"] == pytest.approx(old["test_loss"], rel=1e-6)
@@ -245,7 +236,7 @@ _VALUE, _SEED = "expected a value, found none", "--vary=seed=0"
         (["--vary=seed=1 seed=2"], f"{_AXES} ..., found 'seed=2'"),
         ([_TOO_MANY], "--vary: expected at most 10000 combinations, found 10100"),
         (["--vary=server_lr=-1"], "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
-        (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ... found 2.0 with ..."),
+        (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ...=cc_fedavg"),
         (["--vary=server=cc_fedsgd b1=0"], "--b1: expected with cc_fedavgm, ...=cc_fedsgd"),
         (["--seed=0"], f"--vary: {_VALUE}"),
         ([_SEED, "--resume"], "--resume: expected the same command again, ... with a sweep"),

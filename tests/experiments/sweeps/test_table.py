@@ -115,9 +115,7 @@ def test_a_damaged_run_is_refused_by_its_file(tmp_path, refuses, file, content, 
     refuses(message.format(path), table.main, "table", folder)
 
 
-def test_a_folder_without_a_run_is_named(tmp_path, refuses):
-    path = tmp_path / "none" / run_config.CONFIG
-    refuses(_MISSING.format(path), table.main, "table", path.parent)
-    (tmp_path / "sweep" / results.TRIALS).mkdir(parents=True)
-    message = f"{tmp_path}/sweep: expected at least one finished trial, found none"
-    refuses(message, table.main, "table", tmp_path / "sweep")
+def test_a_sweep_without_a_trial_is_refused(tmp_path, refuses):
+    (tmp_path / results.TRIALS).mkdir()
+    message = f"{tmp_path}: expected at least one finished trial, found none"
+    refuses(message, table.main, "table", tmp_path)
