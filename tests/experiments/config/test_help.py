@@ -30,9 +30,8 @@ sys.exit(f"{{codes}} {{heavy}}" if heavy or codes != [0, 0, 2, 2, 2] else 0)
 
 @pytest.mark.parametrize("name", TABLES)
 def test_help_and_complaints_load_nothing(tmp_path, name):
-    line = [sys.executable, "-c", _LIGHT.format(name=name)]
-    environment = {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    line, path = [sys.executable, "-c", _LIGHT.format(name=name)], {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=path)
     assert done.returncode == 0, done.stderr
     about = importlib.import_module(f"experiments.{name}").__doc__
     assert done.stdout == 2 * (help_of(about, TABLES[name]) + "\n")
@@ -56,8 +55,7 @@ def test_every_way_to_ask_for_help_gets_it(word, capsys):
 
 
 def test_help_may_be_cut_off_by_its_reader():
-    """As by `| head -0`: the pipe is closed before anything is written."""
-    reader, writer = os.pipe()
+    reader, writer = os.pipe()  # as by `| head -0`: closed before anything is written
     os.close(reader)
     line = [sys.executable, "-m", "experiments.train", "--help"]
     done = subprocess.run(line, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)

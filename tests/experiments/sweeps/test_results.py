@@ -13,10 +13,8 @@ from experiments.paper import claims, presets
 from experiments.sweeps import results, selection
 from experiments.sweeps.results import Record
 
-ROW = {
-    **{"round": 0, "train_accuracy": None, "test_loss": None, "test_accuracy": 0.1},
-    **{"seconds": 0.0, "diverged": False},
-}
+ROW = {"round": 0, "train_accuracy": None, "test_loss": None, "test_accuracy": 0.1}
+ROW |= {"seconds": 0.0, "diverged": False}
 
 
 def made(name, scores, status="finished", rounds=10, **config):
@@ -33,18 +31,12 @@ def made(name, scores, status="finished", rounds=10, **config):
     return Record(name, varied, status, None, config | {"rounds": rounds}, rows)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "part", "share", "mean"),
-    [
-        (10, "test", 1.0, 5),  # of rounds 0, 2, ..., 10 those after 8
-        (20, "test", 1.0, 9.5),  # after 16: 18 and 20
-        (20, "train", 1.0, 10.5),
-        (20, "test", 0.6, 5.5),  # after 8, up to 12
-    ],
-)
-def test_a_score_is_the_mean_over_a_fifth_of_the_rounds(rounds, part, share, mean):
-    one = made("server=a", range(rounds // 2 + 1), rounds=rounds)
-    assert selection.tail_mean(one, part, share) == mean
+def test_a_score_is_the_mean_over_a_fifth_of_the_rounds():
+    assert selection.tail_mean(made("server=a", range(6)), "test") == 5  # of 10 the one after 8
+    long = made("server=a", range(11), rounds=20)
+    assert selection.tail_mean(long, "test") == 9.5  # of 18 and 20
+    assert selection.tail_mean(long, "train") == 10.5
+    assert selection.tail_mean(long, "test", 0.6) == 5.5  # of 10 and 12
 
 
 @pytest.mark.parametrize(("status", "last"), [("diverged", 5), ("failed", 5), ("finished", None)])
@@ -66,6 +58,8 @@ def test_a_setting_is_chosen_by_training_over_its_seeds():
     choice = selection.choices(trials)["a"]
     assert (choice.train, choice.test, choice.diverged) == (5, 4, 1)
     assert selection.best(trials[4:]) is None
+    equal = [made(f"server=a server_lr={k}", [0] * 5 + [1]) for k in (3, 1, 2)]
+    assert selection.best(equal) == "server=a server_lr=3"  # the first
 
 
 def test_choosing_by_test_is_stated_where_it_differs():
@@ -74,11 +68,6 @@ def test_choosing_by_test_is_stated_where_it_differs():
     choice = selection.choices(trials)["a"]
     assert (choice.chosen, choice.by_test) == ("server=a server_lr=1", "server=a server_lr=2")
     assert "by test data server=a server_lr=2" in selection.line(choice)
-
-
-def test_of_equals_the_first():
-    trials = [made(f"server=a server_lr={k}", [0] * 5 + [1]) for k in (3, 1, 2)]
-    assert selection.best(trials) == "server=a server_lr=3"
 
 
 def judged(trials, *its, vary=None):
@@ -149,9 +138,8 @@ def test_a_sensitivity_claim_counts_the_values_in_its_range():
     every, above = judged(trials, claim, claim | {"from": 0.7}, vary={"b1": list(values)})
     assert not every["holds"] and len(every["margins"]) == 4
     assert above["holds"] and set(above["margins"]) == {"a b1=0.9", "a b1=0.95"}
-    points, line = selection.by_value(trials, "b1")
-    assert points == {"a": {value: [score] for value, score in values.items()}}
-    assert line == ("base", [0.5])
+    points = {"a": {value: [score] for value, score in values.items()}}
+    assert selection.by_value(trials, "b1") == (points, ("base", [0.5]))
 
 
 def written(folder, change=lambda text: text, name="server_lr=1", row=ROW):
@@ -190,7 +178,6 @@ def test_a_damaged_record_is_refused_with_its_name(tmp_path, content, message):
     ("rows", "number", "found"),
     [
         ([], 0, "round None"),
-        ([3], 0, "round None"),
         ([{**ROW, "round": 0.0}], 0, "round 0.0"),
         ([{**ROW, "round": -1}], 0, "round -1"),
         ([ROW, ROW], 1, "round 0"),
@@ -223,12 +210,11 @@ def test_a_trial_whose_name_is_a_path_is_refused(tmp_path, name):
 def test_records_come_back_and_failed_ones_do_not(tmp_path):
     row = {**ROW, "diverged": True}
     _, trials = written(tmp_path, name="a=1 b=2", row=row)
-    one = trials["a=1 b=2"]
-    two = one._replace(varied={"a": "2", "b": "2"})
-    results.write(tmp_path, results.failed(two, MemoryError("all\nof it")))
-    found = results.read(tmp_path, trials | {"a=2 b=2": two, "a=3 b=2": one})
-    assert found == {"a=1 b=2": results.made(one, [row])}
-    assert found["a=1 b=2"].status == "diverged" and found["a=1 b=2"].varied == one.varied
+    one, failing = trials["a=1 b=2"], trials["a=1 b=2"]._replace(varied={"a": "2", "b": "2"})
+    results.write(tmp_path, results.failed(failing, MemoryError("all\nof it")))
+    (found,) = results.read(tmp_path, trials | {"a=2 b=2": failing, "a=3 b=2": one}).values()
+    assert found == results.made(one, [row])
+    assert found.status == "diverged" and found.varied == one.varied
     text = (tmp_path / results.TRIALS / "a=2,b=2.json").read_text()
     assert "MemoryError: all of it" in text
 
