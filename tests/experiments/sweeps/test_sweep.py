@@ -193,13 +193,6 @@ def test_a_failing_trial_is_recorded_and_the_others_go_on(
     assert sweep.main(args) == 0  # a failed one is tried again
 
 
-def test_data_that_cannot_be_read_are_said_once_and_nothing_is_written(tmp_path, refuses):
-    args = ["sweep", "--dataset=fashion_mnist", f"--data_dir={tmp_path}", "--devices=1"]
-    args += ["--compilation_cache=off", "--vary=server_lr=0.1,1", f"--out_dir={tmp_path / 'o'}"]
-    refuses("Fashion-MNIST: ...; missing: train-images-idx3-ubyte...", sweep.main, *args)
-    assert not (tmp_path / "o").exists()
-
-
 def test_all_trials_of_a_group_may_end_early(tmp_path):
     """Nothing is trained after the last finite model: rows stop where each trial broke."""
     args = _args(tmp_path, "--vary=server_lr=1e30,1e35", "--server=cc_fedsgd", "--eval_every=2")
@@ -243,6 +236,8 @@ _VALUE, _SEED = "expected a value, found none", "--vary=seed=0"
         ([_SEED, "--smoothness=1"], "--smoothness: expected with a single run, ... with a sweep"),
         ([_SEED, "--data_memory=1"], "--data_memory: expected data that fit ... with a sweep"),
         ([_SEED, "--trial_memory=0"], "--trial_memory: expected a number > 0, ..., found 0.0"),
+        (["--vary=server_lr=0.1,1", "--dataset=fashion_mnist", "--data_dir=/nowhere"],
+         "Fashion-MNIST: /nowhere must hold ...; missing: train-images-idx3-ubyte, ..."),
         ([_SEED, "--batch=3"], "--batch: expected a flag ...; did you mean --batch_size?"),
     ],
 )  # fmt: skip
