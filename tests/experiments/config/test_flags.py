@@ -127,8 +127,7 @@ _PLACE = "--coordinator: expected auto, or HOST:PORT with both, found"
     ("words", "message"),
     [
         ("--buffer_size=6 --num_clients=5", "--buffer_size: expected at most ..., 5, found 6"),
-        ("--local_epochs=3 --local_steps=9", "--local_steps: expected without --local_epochs, "
-         "found 9 with --local_epochs=3"),
+        ("--local_epochs=3 --local_steps=9", "--local_steps: expected without ..., found 9 ..."),
         ("--randomness=1.5", f"--randomness: {_WORK} 1.5 with --local_epochs=3"),
         ("--randomness=0.1", f"--randomness: {_WORK} 0.1 with --local_epochs=3"),
         ("--randomness=1e9", f"--randomness: {_WORK} 1000000000.0 with --local_epochs=3"),
@@ -139,12 +138,9 @@ _PLACE = "--coordinator: expected auto, or HOST:PORT with both, found"
         (_TAGS, "--data_dir: expected the folder of the Stack Overflow files, found none"),
         (f"{_TAGS} --data_dir=a", "--partition: expected natural, found dirichlet with ..."),
         ("--max_words=9", "--max_words: expected with stackoverflow, ... --dataset=fashion_mnist"),
-        ("--dataset=digits --model=mlp --data_dir=a", "--data_dir: expected with fashion_mnist, "
-         "cifar10, ..., found with --dataset=digits"),
-        ("--server=cc_fedadagrad --b2=0.9", "--b2: expected with cc_fedadam, cc_fedams, found with "
+        ("--dataset=digits --model=mlp --data_dir=a", "--data_dir: expected with ...=digits"),
+        ("--server=cc_fedadagrad --b2=0", "--b2: expected with cc_fedadam, cc_fedams, found with "
          "--server=cc_fedadagrad"),
-        ("--server=cc_fedsgd --initial_accumulator=0", "--initial_accumulator: expected with "
-         "cc_fedadagrad, cc_fedadam, cc_fedams, found with --server=cc_fedsgd"),
         ("--server=cc_fedavg", "--server_lr: expected 1, ..., found 0.1 with --server=cc_fedavg"),
         ("--eps=0", "--eps: expected > 0, ..., found 0 with --initial_accumulator=0"),
         ("--resume", "--resume: expected with the --out_dir of the run to resume, found without"),

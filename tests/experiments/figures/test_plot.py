@@ -57,10 +57,6 @@ def line(axes, number=0):
     return axes.get_lines()[number].get_xydata()
 
 
-def labels(axes):
-    return [one.get_label() for one in axes.get_lines()]
-
-
 def test_a_line_is_the_mean_over_seeds_and_the_band_their_range(figures, tmp_path):
     runs = {"a": [rows([0.1, 0.3], seconds=1), rows([0.3, 0.9], seconds=3)], "b": [rows([0, 1])]}
     curves.draw_methods(runs, [tmp_path / "x.png", tmp_path / "x.svg"], "title", "seconds")
@@ -109,7 +105,7 @@ def test_run_folders_are_compared(figures, tmp_path, capsys):
     assert plotted(folders, "--x=samples", f"--out={out}") == 0
     assert capsys.readouterr().out == f"{out}\n" and out.exists()
     axes = figures[0][1][1]
-    assert labels(axes) == [*map(str, folders)]
+    assert [one.get_label() for one in axes.get_lines()] == [*map(str, folders)]
     np.testing.assert_allclose(line(axes, 1), [[0, 0.3], [1000, 0.4]])
 
 
@@ -131,7 +127,8 @@ def test_of_a_sweep_the_chosen_settings_are_drawn(figures, tmp_path):
     folders = [write_sweep(tmp_path / name, scores) for name in ("s", "t")]
     assert plotted(folders, "--x=virtual_time", f"--out={tmp_path / 'x.png'}") == 0
     axes, chosen = figures[0][1][1], ["a server_lr=3", "b server_lr=1"]
-    assert labels(axes) == chosen + [f"{tmp_path}/t: {label}" for label in chosen]
+    labels = chosen + [f"{tmp_path}/t: {label}" for label in chosen]
+    assert [one.get_label() for one in axes.get_lines()] == labels
     np.testing.assert_allclose(line(axes, 0), [[0, 0], [60, 0.5], [120, 0.55]])
     np.testing.assert_allclose(line(axes, 1), [[0, 0], [60, 0.4], [120, 0.45]])
 

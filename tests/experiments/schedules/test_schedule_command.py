@@ -14,7 +14,7 @@ BASE = [*SMALL[:4], "--rounds=40", "--step=log_normal(0,1,10)"]
 _NPZ, _RULE = "NAME.npz, other than NAME.log.npz", "--file=a.npz --rule"
 _RATE = "--rate: expected none with replace, a number with constant, poisson, found"
 _DIGITS, _STEP = "--file=a.npz --dataset=digits --model=mlp", "--step=constant(-1)"
-_LABELS = "--dataset=stackoverflow --model=tags --partition=natural --availability=label(1)"
+_TAGS = "--file=a.npz --dataset=stackoverflow --data_dir=x --model=tags --partition=natural"
 _NEVER = (
     f"{_DIGITS} --max_staleness=0 --timeout=1e-3 --on_timeout=skip --num_clients=5 --rounds=2 "
     "--step=constant(0.01) --work_correlation=1 --availability=cyclic(0.01,0.001) "
@@ -36,8 +36,7 @@ def run(*args):
         ("--show=a.npz --rule=clock", "--show: expected with --num_clients, ... with --rule"),
         ("--show=nowhere.npz", "schedule file nowhere.npz: No such file or directory"),
         ("--step=lognormal(1)", "--step: expected constant(value), ..., found 'lognormal(1)'; ..."),
-        ("--availability=bernoulli(0.5)", "--availability: expected always, bernoulli(p,period), "
-         "..., found 'bernoulli(0.5)'; did you mean bernoulli(p,period)?"),
+        ("--availability=label", "--availability: expected always, ..., found 'label'; ..."),
         ("--work_correlation=2", "--work_correlation: expected a number from -1 to 1, found 2.0"),
         (f"{_RULE}=paper --availability=always", "--availability: expected with ... --rule=paper"),
         (f"{_RULE}=rounds --step=constant(1)", "--step: expected with clock, ... --rule=rounds"),
@@ -46,12 +45,10 @@ def run(*args):
         ("--file=a.npz --rate=1", f"{_RATE} 1.0 with --start=replace"),
         ("--file=a.npz --start=poisson", f"{_RATE} None with --start=poisson"),
         ("--file=a.npz --on_timeout=skip", "--on_timeout: expected with --timeout, found without"),
-        ("--file=a.npz --capacity=b --upload=constant(1)", "--upload: expected without --capacity, "
-         "found with it"),
+        ("--file=a.npz --capacity=b --step=pareto", "--step: expected without ..., found with it"),
         ("--file=a.npz --schedule_file=b", "--schedule_file: expected --show=PATH, ... to make"),
         ("--file=a.npz --resume", "--resume: expected --overwrite, ... with a schedule to make"),
-        (f"--file=a.npz --data_dir=x {_LABELS}", "--availability: expected a model without labels "
-         "with --dataset=stackoverflow, whose samples have several, found label"),
+        (f"{_TAGS} --availability=label(1)", "--availability: expected a model ..., found label"),
         (f"{_DIGITS} {_STEP}", f"{_STEP}: value: expected a finite number >= 0, found -1.0"),
         (f"{_DIGITS} --availability=csv(b)", "b: No such file or directory"),
         (f"{_DIGITS} --capacity=b", "b: No such file or directory"),
