@@ -39,10 +39,9 @@ def test_a_score_is_the_mean_over_a_fifth_of_the_rounds():
     assert selection.tail_mean(long, "test", 0.6) == 5.5  # of 10 and 12
 
 
-@pytest.mark.parametrize(("status", "last"), [("diverged", 5), ("failed", 5), ("finished", None)])
-def test_what_did_not_finish_has_no_mean(status, last):
-    one = made("server=a", [0, 1, 2, 3, 4, last], status)
-    assert selection.tail_mean(one, "test") is None
+def test_what_did_not_finish_has_no_mean():
+    for status, last in (("diverged", 5), ("failed", 5), ("finished", None)):
+        assert selection.tail_mean(made("server=a", [0] * 5 + [last], status), "test") is None
 
 
 def test_a_setting_is_chosen_by_training_over_its_seeds():
@@ -115,10 +114,8 @@ def test_a_claim_holds_where_every_margin_does(scores, holds):
 
 def test_a_claim_about_training_and_an_earlier_round():
     """Training scores are the test scores + 1 in all: at 60 % of ten rounds the rows of round 6."""
-    trials = [
-        made("server=base", [0, 0, 0, 0.1, 0.5, 0.9]),
-        made("server=a", [0, 0, 0, 0.4, 0.5, 0.6]),
-    ]
+    scores = {"base": [0, 0, 0, 0.1, 0.5, 0.9], "a": [0, 0, 0, 0.4, 0.5, 0.6]}
+    trials = [made(f"server={name}", own) for name, own in scores.items()]
     claim = {"better": ["a"], "than": "base", "points": 10}
     at = claim | {"at": 0.6}
     found = judged(trials, at, claim, at | {"part": "train"})
