@@ -1,5 +1,7 @@
 """What the tests of the commands share: a program is traced and compiled once in each file."""
 
+import re
+
 import jax
 import pytest
 
@@ -30,3 +32,19 @@ def shared_programs():
         jax.config.update("jax_disable_most_optimizations", True)
         yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def refuses(capsys):
+    """`refuses(message, main, *argv)`: the command ends with code 2 and this line after its name,
+    in which "..." is any text; returns what it printed before."""
+
+    def check(message, main, *argv):
+        capsys.readouterr()
+        assert main([*map(str, argv)]) == 2
+        said = capsys.readouterr()
+        pattern = ".*".join(map(re.escape, f"{argv[0]}: {message}\n".split("...")))
+        assert re.fullmatch(pattern, said.err), said.err
+        return said.out
+
+    return check

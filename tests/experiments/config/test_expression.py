@@ -37,18 +37,15 @@ def test_numbers_are_read_as_they_are_written(numbers):
     assert expression(f"uniform{text}", DISTRIBUTIONS) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "norm(1)", "constant", "constant()", "constant(a)", "constant(1,2)", "constant(nan)",
-     "constant(1", "constant(1)x", "constant(1,)", "uniform(1)", "uniform(,1)", "csv(a)"],
-)  # fmt: skip
-def test_what_is_no_distribution(text):
-    assert expression(text, DISTRIBUTIONS) is None
+_WRONG = {
+    DISTRIBUTIONS: ["", "norm(1)", "constant", "constant()", "constant(a)", "constant(1,2)",
+                    "constant(nan)", "constant(1", "constant(1)x", "constant(1,)", "uniform(1)",
+                    "uniform(,1)", "csv(a)"],
+    AVAILABILITIES: ["always(1)", "bernoulli", "bernoulli(0.5)", "csv", "csv()", "csv( )", "label",
+                     "Always"],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["always(1)", "bernoulli", "bernoulli(0.5)", "csv", "csv()", "csv( )", "label", "Always"],
-)
-def test_what_is_no_availability(text):
-    assert expression(text, AVAILABILITIES) is None
+@pytest.mark.parametrize(("forms", "text"), [(f, text) for f in _WRONG for text in _WRONG[f]])
+def test_what_has_none_of_the_forms(forms, text):
+    assert expression(text, forms) is None

@@ -1,25 +1,22 @@
 """experiments/plot.py: lines are means, bands are ranges, gaps stay gaps."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ccfl_jax.runs import metrics, run_config
-from experiments import plot, table
+from ccfl_jax.runs import metrics
+from experiments import plot
 from experiments.config.plot_flags import AXES
 from experiments.config.sweep_flags import name_of
 from experiments.figures import curves
 from experiments.sweeps import results
 
-RESULTS = Path(__file__).parents[3] / "experiments" / "results"
-
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are drawn."""
+    """The figures that are drawn; their files hold nothing of them, which takes long."""
     drawn, plain = [], curves._figure
 
     def kept(*arguments):
@@ -27,31 +24,33 @@ def figures(monkeypatch):
         return drawn[-1]
 
     monkeypatch.setattr(curves, "_figure", kept)
+    monkeypatch.setattr(curves, "write_whole", lambda path, write: Path(path).write_bytes(b"png"))
     return drawn
 
 
-def rows(test, train=None, seconds=1.0):
+def rows(test, train=None, seconds=2):
     train = test if train is None else train
     return [
         {
-            "round": 10 * k,
-            "train_loss": 0.5,
-            "train_recall_at_5": train[k],
-            "test_loss": 0.5,
-            "test_recall_at_5": test[k],
-            "client_updates": 50 * k,
-            "samples": 1000 * k,
-            "bytes_sent": 300 * k,
-            "bytes_received": 400 * k,
-            "virtual_time": 60.0 * k,
-            "seconds": seconds * k,
+            **{"round": 10 * k, "client_updates": 50 * k, "samples": 1000 * k},
+            **{"train_loss": 0.5, "train_recall_at_5": train[k]},
+            **{"test_loss": 0.5, "test_recall_at_5": test[k]},
+            **{"bytes_sent": 300 * k, "bytes_received": 400 * k},
+            **{"virtual_time": 60.0 * k, "seconds": seconds * k},
         }
         for k in range(len(test))
     ]
 
 
 def write_rows(folder, its):
-    (folder / metrics.METRICS).write_text("".join(json.dumps(row) + "\n" for row in its))
+    folder.mkdir(exist_ok=True)
+    path = folder / metrics.METRICS
+    path.write_text("".join(json.dumps(row) + "\n" for row in its))
+    return path
+
+
+def plotted(folders, *flags):
+    return plot.main(["plot", *map(str, folders), *flags])
 
 
 def line(axes, number=0):
@@ -59,47 +58,24 @@ def line(axes, number=0):
 
 
 def test_a_line_is_the_mean_over_seeds_and_the_band_their_range(figures, tmp_path):
-    runs = {"a": [rows([0.1, 0.3]), rows([0.3, 0.9])], "b": [rows([0.0, 1.0])]}
-    paths = [tmp_path / "x.png", tmp_path / "x.svg"]
-    curves.draw_methods(runs, paths, "title", "round")
+    runs = {"a": [rows([0.1, 0.3], seconds=1), rows([0.3, 0.9], seconds=3)], "b": [rows([0, 1])]}
+    curves.draw_methods(runs, [tmp_path / "x.png", tmp_path / "x.svg"], "title", "seconds")
+    assert len([*tmp_path.iterdir()]) == 2
     ((figure, axes),) = figures
     assert [a.get_ylabel() for a in axes] == ["train recall_at_5", "test recall_at_5"]
-    np.testing.assert_allclose(line(axes[1]), [[0, 0.2], [10, 0.6]])
-    np.testing.assert_allclose(line(axes[1], 1), [[0, 0], [10, 1]])
+    np.testing.assert_allclose(line(axes[1]), [[0, 0.2], [2, 0.6]])
+    np.testing.assert_allclose(line(axes[1], 1), [[0, 0], [2, 1]])
     (band,) = axes[1].collections  # of a alone: b has one run
-    corners = band.get_paths()[0].vertices
-    assert {tuple(np.round(corner, 6)) for corner in corners} >= {
-        (0, 0.1), (0, 0.3), (10, 0.3), (10, 0.9),
-    }  # fmt: skip
+    corners = {tuple(np.round(corner, 6)) for corner in band.get_paths()[0].vertices}
+    assert corners >= {(0, 0.1), (0, 0.3), (2, 0.3), (2, 0.9)}
     assert figure.get_suptitle() == "title"
-    assert all(path.stat().st_size > 5000 for path in paths)
-
-
-ACROSS = {  # of the second row, and the label
-    "round": (10, "round"),
-    "client_updates": (50, "client updates"),
-    "samples": (1000, "samples processed"),
-    "bytes": (300 + 400, "bytes sent and received"),
-    "virtual_time": (60.0, "virtual time (s)"),
-    "seconds": (2.0, "training time (s)"),  # 1 and 3 in the two runs
-}
-
-
-@pytest.mark.parametrize("x", AXES)
-def test_each_horizontal_axis(figures, tmp_path, x):
-    runs = {"a": [rows([0.1, 0.3]), rows([0.3, 0.9], seconds=3.0)]}
-    curves.draw_methods(runs, [tmp_path / "x.png"], "", x)
-    across, label = ACROSS[x]
-    for panel in figures[0][1]:
-        np.testing.assert_allclose(line(panel)[:, 0], [0, across])
-        assert panel.get_xlabel() == label
 
 
 def test_what_is_missing_is_a_gap(figures, tmp_path):
-    curves.draw_curves(rows([0.1, None, 0.3], [None, 0.2, 0.4]), tmp_path / "x.png", "")
-    score = figures[0][1][0]
-    np.testing.assert_array_equal(line(score, 0)[:, 1], [np.nan, 0.2, 0.4])
-    np.testing.assert_array_equal(line(score, 1)[:, 1], [0.1, np.nan, 0.3])
+    train, test = [None, 0.2, 0.4], [0.1, None, 0.3]
+    curves.draw_curves(rows(test, train), tmp_path / "x.png", "")
+    drawn = [line(figures[0][1][0], k)[:, 1] for k in (0, 1)]
+    np.testing.assert_array_equal(drawn, np.array([train, test], float))
 
 
 def test_a_run_that_ended_early_shortens_its_method(figures, tmp_path):
@@ -123,21 +99,18 @@ def test_sensitivity_is_evenly_spaced_with_the_baseline_as_a_line(figures, tmp_p
 
 
 def test_run_folders_are_compared(figures, tmp_path, capsys):
-    for name, scores in (("a", [0.1, 0.2]), ("b", [0.3, 0.4])):
-        (tmp_path / name).mkdir()
-        write_rows(tmp_path / name, rows(scores))
-    out = tmp_path / "both.png"
-    args = ["plot", str(tmp_path / "a"), str(tmp_path / "b"), "--x=samples", f"--out={out}"]
-    assert plot.main(args) == 0
-    assert capsys.readouterr().out == f"{out}\n" and out.stat().st_size > 5000
+    folders, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "both.png"
+    for folder, scores in zip(folders, ([0.1, 0.2], [0.3, 0.4]), strict=True):
+        write_rows(folder, rows(scores))
+    assert plotted(folders, "--x=samples", f"--out={out}") == 0
+    assert capsys.readouterr().out == f"{out}\n" and out.exists()
     axes = figures[0][1][1]
-    assert [one.get_label() for one in axes.get_lines()] == args[1:3]
+    assert [one.get_label() for one in axes.get_lines()] == [*map(str, folders)]
     np.testing.assert_allclose(line(axes, 1), [[0, 0.3], [1000, 0.4]])
 
 
 def write_sweep(folder, scores):
     """Trials of both methods at two rates with two seeds; `scores`: of seed 0 in the end."""
-    (folder / results.TRIALS).mkdir(parents=True)
     for (server, rate), score in scores.items():
         for seed in (0, 1):
             varied = {"server": server, "server_lr": str(rate), "seed": str(seed)}
@@ -145,104 +118,79 @@ def write_sweep(folder, scores):
             config = {"server": server, "rounds": 20}
             one = results.Record(name_of(varied), varied, "finished", None, config, its)
             results.write(folder, one)
+    return folder
 
 
-def test_of_a_sweep_the_chosen_settings_are_drawn(figures, tmp_path, capsys):
+def test_of_a_sweep_the_chosen_settings_are_drawn(figures, tmp_path):
     """The rate with the higher training score in the last fifth, a mean and a band of two seeds."""
     scores = {("a", 1): 0.2, ("a", 3): 0.5, ("b", 1): 0.4, ("b", 3): 0.3}
-    write_sweep(tmp_path / "s", scores)
-    args = ["plot", str(tmp_path / "s"), "--x=virtual_time", f"--out={tmp_path / 'x.png'}"]
-    assert plot.main(args) == 0
-    axes = figures[0][1][1]
-    assert [one.get_label() for one in axes.get_lines()] == ["a server_lr=3", "b server_lr=1"]
+    folders = [write_sweep(tmp_path / name, scores) for name in ("s", "t")]
+    assert plotted(folders, "--x=virtual_time", f"--out={tmp_path / 'x.png'}") == 0
+    axes, chosen = figures[0][1][1], ["a server_lr=3", "b server_lr=1"]
+    labels = chosen + [f"{tmp_path}/t: {label}" for label in chosen]
+    assert [one.get_label() for one in axes.get_lines()] == labels
     np.testing.assert_allclose(line(axes, 0), [[0, 0], [60, 0.5], [120, 0.55]])
     np.testing.assert_allclose(line(axes, 1), [[0, 0], [60, 0.4], [120, 0.45]])
-    write_sweep(tmp_path / "t", scores)
-    args[2:2] = [str(tmp_path / "t")]
-    assert plot.main(args) == 0
-    labels = [one.get_label() for one in figures[1][1][1].get_lines()]
-    assert labels[2:] == [f"{tmp_path}/t: a server_lr=3", f"{tmp_path}/t: b server_lr=1"]
 
 
-def test_a_sweep_without_a_finished_trial_is_refused(tmp_path, capsys):
-    (tmp_path / results.TRIALS).mkdir()
-    assert plot.main(["plot", str(tmp_path)]) == 2
-    assert f"{tmp_path}: found no method with a finished trial" in capsys.readouterr().err
-    (tmp_path / results.TRIALS / "x.json").write_text('{"name": 3}')
-    assert plot.main(["plot", str(tmp_path)]) == 2
-    assert "x.json: expected one with its, found no record of a trial" in capsys.readouterr().err
+def test_a_sweep_without_a_finished_trial_is_refused(tmp_path, refuses):
+    path = tmp_path / results.TRIALS / "x.json"
+    path.parent.mkdir()
+    message = f"{tmp_path}: expected at least one method with a finished trial, found none"
+    refuses(message, plot.main, "plot", tmp_path)
+    path.write_text('{"name": 3}')
+    message = f"{path}: expected a trial's name, status, config and rows, found {{'name': 3}}"
+    refuses(message, plot.main, "plot", tmp_path)
 
 
-def test_a_folder_whose_name_begins_a_formula_is_drawn(tmp_path, capsys):
-    (tmp_path / "$_$").mkdir()
+def test_a_folder_whose_name_begins_a_formula_is_drawn(tmp_path):
     write_rows(tmp_path / "$_$", rows([0.1, 0.2]))
-    assert plot.main(["plot", str(tmp_path / "$_$"), f"--out={tmp_path / 'x.png'}"]) == 0
+    for out in (tmp_path / "x.png", tmp_path / "x.svg"):
+        assert plotted([tmp_path / "$_$"], f"--out={out}") == 0
+        assert out.stat().st_size > 5000
+
+
+_NUMBERS = "{}: expected rows with a rising round and numbers, found row 0 with"
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        None,
-        "",
-        "no json\n",
-        "3\n",
-        '{"round": 0}\n',
-        '{"round": 0, "test_accuracy": "a", "train_accuracy": 1, "samples": 0}\n',
-        '{"round": 0, "test_accuracy": 1e999, "train_accuracy": 1, "samples": 0}\n',
-        '{"round": 0, "test_accuracy": 1, "train_accuracy": 1, "samples": null}\n',
+        (None, "[Errno 2] No such file or directory: '{}'"),
+        ("", "{}: expected at least one row, found none"),
+        ("no json\n", "{}: not readable as JSON..."),
+        ("3\n", "{}: expected a row with its round, found 3"),
+        ('{"round": 0}\n', "{}: expected --x of round, found rows without samples"),
+        ('{"round": 0, "test_a": "a", "train_a": 1, "samples": 0}\n', f"{_NUMBERS} test_a 'a'"),
+        ('{"round": 0, "test_a": 1e999, "train_a": 1, "samples": 0}\n', f"{_NUMBERS} test_a inf"),
+        ('{"round": 0, "test_a": 1, "train_a": 1, "samples": "a"}\n', f"{_NUMBERS} samples 'a'"),
     ],
 )
-def test_a_folder_without_rows_is_refused(tmp_path, capsys, content):
+def test_a_folder_without_rows_is_refused(tmp_path, refuses, content, message):
+    path, out = tmp_path / metrics.METRICS, tmp_path / "x.png"
     if content is not None:
-        (tmp_path / metrics.METRICS).write_text(content)
-    out = tmp_path / "x.png"
-    assert plot.main(["plot", str(tmp_path), "--x=samples", f"--out={out}"]) == 2
-    error = capsys.readouterr().err
-    assert str(tmp_path) in error and len(error.splitlines()) == 1 and not out.exists()
+        path.write_text(content)
+    refuses(message.format(path), plot.main, "plot", tmp_path, "--x=samples", f"--out={out}")
+    assert not out.exists()
 
 
+ACROSS = {"round": 10, "client_updates": 50, "samples": 1000, "bytes": 300 + 400}
+ACROSS |= {"virtual_time": 60, "seconds": 2}  # of the second row
+
+
+@pytest.mark.parametrize("null", [True, False], ids=["no_clock", "earlier_results"])
 @pytest.mark.parametrize(
-    ("x", "columns"), [("virtual_time", ["virtual_time"]), ("bytes", ["bytes_sent"])]
+    ("x", "column"), [("virtual_time", "virtual_time"), ("bytes", "bytes_sent")]
 )
-def test_an_axis_that_the_rows_lack_is_refused_by_their_file(tmp_path, capsys, x, columns):
-    """None in all rows, as without a clock, or no such columns, as in earlier results."""
-    for name, without in (("null", dict.fromkeys(columns)), ("old", {})):
-        (tmp_path / name).mkdir()
-        its = [{n: v for n, v in row.items() if n not in columns} for row in rows([0.1, 0.2])]
-        write_rows(tmp_path / name, [row | without for row in its])
-        path, out = tmp_path / name / metrics.METRICS, tmp_path / "x.png"
-        assert plot.main(["plot", str(path.parent), f"--x={x}", f"--out={out}"]) == 2
-        legal = ", ".join(axis for axis in AXES if axis != x)
-        error = capsys.readouterr().err
-        assert error == f"plot: {path}: expected --x of {legal}\n, found rows without {x}"
-        assert not out.exists()
-        assert plot.main(["plot", str(path.parent), f"--out={out}"]) == 0
-        out.unlink()
-        capsys.readouterr()
-
-
-def committed(name):
-    """The rows of the first trial of a study that was made before there were the new columns."""
-    texts = ("trial", "status", "stage", "diverged")
-    with open(RESULTS / name / "results.csv") as file:
-        every = list(csv.DictReader(file))
-    first = [row for row in every if row["trial"] == every[0]["trial"]]
-    return [
-        {n: json.loads(v) if v else None for n, v in row.items() if n not in texts} for row in first
-    ]
-
-
-@pytest.mark.parametrize("name", ["fig2_fmnist", "table3_stackoverflow"])
-def test_committed_results_are_drawn_and_read(tmp_path, figures, capsys, name):
-    its = committed(name)
-    write_rows(tmp_path, its)
-    environment = {"devices": 2, "device": "cpu"}
-    config = {"server": "cc_fedavg", "server_lr": 1.0, "environment": environment}
-    (tmp_path / run_config.CONFIG).write_text(json.dumps(config))
-    for x in ("round", "client_updates", "samples", "seconds"):
-        args = ["plot", str(tmp_path), f"--x={x}", f"--out={tmp_path / 'x.png'}"]
-        assert plot.main(args) == 0
-        np.testing.assert_array_equal(line(figures[-1][1][1])[:, 0], [row[x] for row in its])
-    assert plot.main(["plot", str(tmp_path), "--x=bytes", f"--out={tmp_path / 'x.png'}"]) == 2
-    assert table.main(["table", str(tmp_path)]) == 0
-    assert f"| cc_fedavg | 1 | {its[-1]['round']} | " in capsys.readouterr().out
+def test_an_axis_that_the_rows_lack_is_refused(figures, tmp_path, refuses, x, column, null):
+    its = [{n: v for n, v in row.items() if n != column} for row in rows([0.1, 0.2])]
+    path = write_rows(tmp_path, [row | ({column: None} if null else {}) for row in its])
+    out, there = f"--out={tmp_path / 'x.png'}", [axis for axis in AXES if axis != x]
+    message = f"{path}: expected --x of {', '.join(there)}, found rows without {x}"
+    refuses(message, plot.main, "plot", tmp_path, f"--x={x}", out)
+    assert not figures
+    for axis in there:
+        assert plotted([tmp_path], f"--x={axis}", out) == 0
+        for panel in figures[-1][1]:
+            np.testing.assert_array_equal(line(panel)[:, 0], [0, ACROSS[axis]])
+            assert panel.get_xlabel() == AXES[axis][0]

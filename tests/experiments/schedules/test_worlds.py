@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import trace_samples
-from small_runs import assert_refused
+from refusal import refused
+from small_runs import SMALL
 
 import ccfl_jax as ccfl
 from ccfl_jax.clock import availability, event_clock, speed
@@ -17,86 +18,69 @@ from experiments.training import parts
 
 COUNT, ROUNDS, SECONDS = 12, 200, 1800.0
 LABELS = np.arange(COUNT) * 7 % 10
-BASE = [
-    *("--dataset=digits", "--model=logistic", f"--num_clients={COUNT}", "--buffer_size=3"),
-    *("--rounds=30", "--seed=5", "--file=x.npz"),
-]
-
-
-def world(one):
-    return make.world(one.config, one.options)
+BASE = [*SMALL[:4], "--rounds=30", "--seed=5", "--file=x.npz"]
 
 
 def asked(*args):
     return schedule_flags.parse_schedule(["schedule", *BASE, *args])
 
 
-def masks(text, config=None, labels=LABELS):
-    config = config or asked().config
-    model, notes = worlds.availability(text, config, labels)
+def world(*args):
+    one = asked(*args)
+    return make.world(one.config, one.options)
+
+
+def clients_of(*args):
+    """The training labels, the clients' rows in them, and their steps of one epoch."""
+    train, _, _ = parts.load("digits", None)
+    rows = parts.clients(asked(*args).config, train)
+    return train["y"], rows, np.array([math.ceil(len(own) / 20) for own in rows])
+
+
+def masks(text):
+    model, notes = worlds.availability(text, asked().config, LABELS)
     assert model.num_clients == COUNT
-    return np.array(list(availability.masks(model, config.seed, ROUNDS, SECONDS))), notes
+    return np.array(list(availability.masks(model, 5, ROUNDS, SECONDS))), notes
 
 
 HOURS = np.arange(ROUNDS)[:, None] * SECONDS / 3600  # of each mask
+PHASES = np.random.default_rng([5, int.from_bytes(b"PHAS", "big")]).random(COUNT)
+ZONES = np.random.default_rng([5, int.from_bytes(b"ZONE", "big")]).integers(0, 24, COUNT)
 
 
 def diurnal(zones, start, hours):
     return (HOURS + zones - start) % 24 < hours
 
 
-def test_always_is_everybody():
-    assert masks("always")[0].all() and masks("always()")[0].all()
-
-
-def test_cyclic_draws_phases_over_the_period():
-    period, on = 86400.0, 20000.0
-    rng = np.random.default_rng([5, int.from_bytes(b"PHAS", "big")])
-    phase = rng.random(COUNT) * period
-    expected = (HOURS * 3600 + phase) % period < on
-    np.testing.assert_array_equal(masks("cyclic(86400,20000)")[0], expected)
-
-
 @pytest.mark.parametrize(
-    ("text", "start", "hours"),
-    [("diurnal", 22, 8), ("diurnal(20)", 20, 8), ("diurnal( 1.25, 3.5 )", 1.25, 3.5)],
+    ("text", "expected"),
+    [
+        ("always()", np.full((ROUNDS, COUNT), True)),
+        ("cyclic(86400,20000)", (HOURS * 3600 + PHASES * 86400) % 86400 < 20000),
+        ("diurnal(20)", diurnal(ZONES, 20, 8)),
+        ("diurnal( 1.25, 3.5 )", diurnal(ZONES, 1.25, 3.5)),
+        # A label has its part of the period, and a zone of 24 l / 10 hours.
+        ("label(50000)", np.floor(10 * (HOURS * 3600 % 50000) / 50000) == LABELS),
+        # Off the half hours, where rounding decides.
+        ("label_diurnal(22.05,8)", diurnal(2.4 * LABELS, 22.05, 8)),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_diurnal_draws_zones_of_whole_hours(text, start, hours):
-    rng = np.random.default_rng([5, int.from_bytes(b"ZONE", "big")])
-    zones = rng.integers(0, 24, COUNT)
-    assert len({*zones}) > 3
-    np.testing.assert_array_equal(masks(text)[0], diurnal(zones, start, hours))
+def test_clients_are_available_when_the_models_formula_says(text, expected):
+    np.testing.assert_array_equal(masks(text)[0], expected)
 
 
-def test_label_models_go_with_the_main_label():
-    """Their own part of the period, and a zone of 24 l / 10 hours."""
-    part = np.floor(10 * (HOURS * 3600 % 50000) / 50000)
-    np.testing.assert_array_equal(masks("label(50000)")[0], part == LABELS)
-    expected = diurnal(2.4 * LABELS, 22.05, 8)  # off the half hours, where rounding decides
-    np.testing.assert_array_equal(masks("label_diurnal(22.05,8)")[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "share"), [("bernoulli(0.3,1800)", 0.3), ("markov(1000,3000)", 0.25)]
-)
-def test_random_models_have_their_share(text, share):
+def test_random_models_have_their_share():
     """2400 draws. With e^(-1800 / 750) = 0.09 between rounds a correlated mean's deviation is
     sqrt(p q / 2400 (1 + 2 * 0.09 / 0.91)) < 0.0104: five of them."""
-    assert abs(masks(text)[0].mean() - share) < 5 * 0.0104
+    for text, share in (("bernoulli(0.3,1800)", 0.3), ("markov(1000,3000)", 0.25)):
+        assert abs(masks(text)[0].mean() - share) < 5 * 0.0104
 
 
-WRITERS = {
-    "fedscale": trace_samples.write_fedscale,
-    "flash": trace_samples.write_flash,
-    "csv": trace_samples.write_csv,
-    "npz": trace_samples.write_npz,
-}
-
-
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", ["fedscale", "flash", "csv", "npz"])
 def test_a_traces_first_clients_are_taken_and_that_is_said(tmp_path, name):
     path = tmp_path / "a, (b).file"  # commas and parentheses belong to the path
-    trace = WRITERS[name](path, 3, 20)
+    trace = getattr(trace_samples, f"write_{name}")(path, 3, 20)
     found, notes = masks(f"{name}({path})")
     now = HOURS[:, 0] * 3600
     expected = np.zeros_like(found)
@@ -105,56 +89,36 @@ def test_a_traces_first_clients_are_taken_and_that_is_said(tmp_path, name):
             at = now % trace.period[client]
             expected[:, client] |= (start <= at) & (at < stop)
     np.testing.assert_array_equal(found, expected)
-    assert notes == [
-        f"trace     {path}: the first 12 of 20 clients, {(trace.client < 12).sum()} windows"
-    ]
+    windows = (trace.client < 12).sum()
+    assert notes == [f"trace     {path}: the first 12 of 20 clients, {windows} windows"]
 
 
-@pytest.mark.parametrize(
-    ("clients", "stop", "expected", "found"),
-    [
-        (11, lambda c: 9, "at most 11, the clients of the trace", "12"),
-        (13, lambda c: c // 12, "one that is ever available", "none in the first 12"),
-    ],
-)
-def test_a_trace_that_does_not_reach(tmp_path, clients, stop, expected, found):
-    path = tmp_path / "a.csv"
-    lines = ["client,start,stop,period", *(f"{c},0,{stop(c)},9" for c in range(clients))]
-    path.write_text("\n".join(lines))
-    with pytest.raises(ValueError) as error:
-        worlds.availability(f"csv({path})", asked().config, None)
-    place = f"--availability=csv({path}): num_clients: expected "
-    assert_refused(str(error.value), place + expected, found)
+def test_availability_that_cannot_be_used(tmp_path):
+    path, flag = tmp_path / "a.csv", "--availability"
+    of_trace = f"{flag}=csv({path}): num_clients: expected"
+    for clients, stop, message in (
+        (11, lambda c: 9, "at most 11, the clients of the trace, found 12"),
+        (13, lambda c: c // 12, "one that is ever available, found none in the first 12"),
+    ):
+        lines = ["client,start,stop,period", *(f"{c},0,{stop(c)},9" for c in range(clients))]
+        path.write_text("\n".join(lines))
+        refused(f"{of_trace} {message}", masks, f"csv({path})")
+    refused(f"{flag}=bernoulli(2,1): p: expected ..., found 2.0", masks, "bernoulli(2,1)")
     with pytest.raises(FileNotFoundError):
-        worlds.availability(f"npz({path}x)", asked().config, None)
+        masks(f"npz({path}x)")
 
 
-@pytest.mark.parametrize(
-    ("text", "law"),
-    [
-        ("constant(2)", speed.constant(2.0)),
-        ("uniform(1,2)", speed.uniform(1.0, 2.0)),
-        ("exponential(3)", speed.exponential(3.0)),
-        ("log_normal(0,0.6,0.1)", speed.log_normal(0.0, 0.6, 0.1)),
-        ("log_normal(0)", speed.log_normal(0.0)),
-        ("half_normal", speed.half_normal()),
-        ("pareto(2,1e-1)", speed.pareto(2.0, 0.1)),
-        ("three_classes(2,1,2,3,5,50,80)", speed.three_classes(2.0, speed.LARGE)),
-    ],
-)
-def test_a_distribution_is_the_one_of_that_name(text, law):
-    draws = [one(np.random.default_rng([0]), 50) for one in (law, worlds.distribution("a", text))]
-    np.testing.assert_array_equal(*draws)
+LAWS = {  # the others are below, in the clock
+    "half_normal": speed.half_normal(),
+    "pareto(2,1e-1)": speed.pareto(2.0, 0.1),
+    "three_classes(2,1,2,3,5,50,80)": speed.three_classes(2.0, speed.LARGE),
+}
 
 
-def test_a_number_out_of_range_is_said_with_its_flag():
-    with pytest.raises(ValueError) as error:
-        worlds.distribution("step", "constant(-1)")
-    start = "--step=constant(-1): value: expected a finite number >= 0"
-    assert_refused(str(error.value), start, "-1.0")
-    with pytest.raises(ValueError) as error:
-        masks("bernoulli(2,1)")
-    assert_refused(str(error.value), "--availability=bernoulli(2,1): p: expected ", "2.0")
+@pytest.mark.parametrize("text", LAWS)
+def test_a_distribution_is_the_one_of_that_name(text):
+    laws = LAWS[text], worlds.distribution("a", text)
+    np.testing.assert_array_equal(*(law(np.random.default_rng([0]), 50) for law in laws))
 
 
 def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
@@ -163,7 +127,7 @@ def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
 
 
 def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
-    made = [world(asked(f"--rule={rule}")) for rule in ("paper", "rounds")]
+    made = [world(f"--rule={rule}") for rule in ("paper", "rounds")]
     expected = ccfl.random_schedule(5, 30, COUNT, 3, 5, 3, 2.0)
     for one in made:
         assert one.schedule.digest() == expected.digest() and one.log is None
@@ -173,9 +137,8 @@ def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
 
 
 def test_rounds_take_those_who_are_available():
-    made = world(
-        asked("--rule=rounds", "--availability=label(5000)", "--round_seconds=100", "--max_delay=0")
-    )
+    rule = ["--rule=rounds", "--availability=label(5000)", "--round_seconds=100"]
+    made = world(*rule, "--max_delay=0")
     schedule, labels = made.schedule, made.labels
     part = np.repeat(np.floor(np.arange(30) * 100 * 10 / 5000).astype(int)[:, None], 3, axis=1)
     np.testing.assert_array_equal(labels[schedule.client][schedule.present], part[schedule.present])
@@ -186,16 +149,13 @@ def test_rounds_take_those_who_are_available():
 
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
 def test_the_clock_has_the_clients_of_the_run(unit):
-    ours = asked(
+    made = world(
         f"--local_{unit}=2", "--step=log_normal(0,0.6,10)", "--download=uniform(1,2)",
         "--upload=constant(4)", "--task=half_normal(0.1,1)", "--extra=exponential(3)",
         "--concurrency=7", "--start=poisson", "--rate=0.5", "--max_staleness=4", "--timeout=30",
         "--on_timeout=skip", "--work_correlation=-0.5", "--availability=markov(900,300)",
     )  # fmt: skip
-    made = world(ours)
-    train, _, _ = parts.load("digits", None)
-    rows = parts.clients(ours.config, train)
-    each = np.array([math.ceil(len(own) / 20) for own in rows])
+    labels, rows, each = clients_of()
     devices = speed.draw_devices(
         5, COUNT, speed.log_normal(0, 0.6, 10), speed.uniform(1, 2), speed.constant(4),
         speed.half_normal(0.1, 1), speed.exponential(3),
@@ -208,13 +168,9 @@ def test_the_clock_has_the_clients_of_the_run(unit):
     assert made.schedule.digest() == schedule.digest() and made.schedule.work_unit == unit
     for one, other in zip(made.log, log, strict=True):
         np.testing.assert_array_equal(one, other)
-    steps = np.zeros(schedule.client.shape, int)
-    for t, k in np.ndindex(*steps.shape):
-        if schedule.present[t, k]:
-            of = each[schedule.client[t, k]] if unit == "epochs" else 1
-            steps[t, k] = schedule.work[t, k] * of
-    np.testing.assert_array_equal(made.steps, steps)
-    main = [np.bincount(train["y"][own], minlength=10).argmax() for own in rows]
+    of = each[schedule.client] if unit == "epochs" else 1
+    np.testing.assert_array_equal(made.steps, schedule.present * schedule.work * of)
+    main = [np.bincount(labels[own], minlength=10).argmax() for own in rows]
     np.testing.assert_array_equal(made.labels, main)
     assert made.model_bytes == 4 * (64 * 10 + 10)  # logistic regression on 8x8 images
 
@@ -223,47 +179,36 @@ def test_a_files_first_devices_are_taken_and_that_is_said(tmp_path):
     """20 rows a batch, a forward and two backward parts; a model of 2,600 bytes of 8 bits."""
     path = tmp_path / "capacity"
     milliseconds, kilobits = trace_samples.write_capacity(path, 1, 15)
-    made = world(asked(f"--capacity={path}", "--extra=constant(0.5)"))
+    made = world(f"--capacity={path}", "--extra=constant(0.5)")
     assert made.notes == [f"capacity  {path}: the first 12 of 15 devices"]
     first, log = np.asarray(milliseconds)[made.log.client], made.log
     sent = 2 * 2600 * 8 / 1000 / np.asarray(kilobits)[log.client]
-    train, _, _ = parts.load("digits", None)
-    each = np.array([math.ceil(len(own) / 20) for own in parts.clients(asked().config, train)])
-    steps = log.work * each[log.client]
-    np.testing.assert_allclose(
-        log.stop - log.start, steps * 3 * 20 * first / 1000 + sent + 0.5, rtol=1e-9
-    )
+    seconds = log.work * clients_of()[2][log.client] * 3 * 20 * first / 1000 + sent + 0.5
+    np.testing.assert_allclose(log.stop - log.start, seconds, rtol=1e-9)
     trace_samples.write_capacity(path, 1, 11)
-    with pytest.raises(ValueError) as error:
-        world(asked(f"--capacity={path}"))
-    start = f"--num_clients: expected at most 11, the devices of {path}"
-    assert_refused(str(error.value), start, "12")
+    message = f"--num_clients: expected at most 11, the devices of {path}, found 12"
+    refused(message, world, f"--capacity={path}")
 
 
 def test_a_log_is_read_back_with_its_own_schedule_alone(tmp_path):
-    made, other = (world(asked(f"--seed={seed}")) for seed in (0, 1))
+    made, other = (world(f"--seed={seed}") for seed in (0, 1))
     path, log = tmp_path / "a.log.npz", made.log
-    log.save(path)
-    found = EventLog.load(path)
+
+    def back(**changes):
+        log._replace(**changes).save(path)
+        return EventLog.load(path)
+
+    found = back()
     for one, kept in zip(found, log, strict=True):
-        np.testing.assert_array_equal(one, kept)
-        assert np.asarray(one).dtype == np.asarray(kept).dtype
+        np.testing.assert_array_equal(one, np.asarray(kept), strict=True)
     assert found.makes(made.schedule)
     assert not found.makes(other.schedule) and not found.makes(made.schedule.replace(time=None))
-    for wrong in (
-        log._replace(round=log.round + 1),
-        log._replace(round=np.where(log.round >= 0, 0, -1)),
-    ):
-        wrong.save(path)
-        assert not EventLog.load(path).makes(made.schedule)
-    for wrong in (
-        log._replace(stop=np.where(log.start == 0, np.nan, log.stop)),
-        log._replace(fate=log.fate + 4),
-        log._replace(client=log.client[1:]),
-    ):
-        wrong.save(path)
-        with pytest.raises(ValueError, match=r"a.log.npz: .*found "):
-            EventLog.load(path)
+    assert not back(round=log.round + 1).makes(made.schedule)
+    assert not back(round=np.where(log.round >= 0, 0, -1)).makes(made.schedule)
+    seconds = np.where(log.start == 0, np.nan, log.stop)
+    refused(f"{path}: start, stop: expected finite seconds, found others", back, stop=seconds)
+    refused(f"{path}: fate: expected 0 to 3, found others", back, fate=log.fate + 4)
+    message = f"{path}: arrays: expected numbers [tasks], missed [], found shapes [...]"
+    refused(message, back, client=log.client[1:])
     path.write_text("no npz")
-    with pytest.raises(ValueError, match=r"a.log.npz: not a readable npz"):
-        EventLog.load(path)
+    refused(f"{path}: not a readable npz...", EventLog.load, path)

@@ -1,72 +1,121 @@
-"""experiments/table.py: a table of run folders."""
+"""experiments/table.py: a table of runs and of sweeps."""
 
+import csv
 import json
 
+import numpy as np
 import pytest
 
 from ccfl_jax.runs import metrics, run_config
 from experiments import table
+from experiments.config.sweep_flags import name_of
+from experiments.sweeps import results
+
+DEVICE = "c_p{u} & 5% $ # ~"
 
 
-def make_run(folder, diverged=False, rounds=20):
+def row_of(score, seconds=4.0, samples=1000):
+    scores = {"train_accuracy": None, "test_accuracy": score, "diverged": score is None}
+    return {"round": 20, "seconds": seconds, "samples": samples, **scores}
+
+
+def make_run(folder, score=0.75, device="cpu"):
     folder.mkdir()
-    config = {
-        "server": "cc_fedams",
-        "server_lr": 0.01,
-        "environment": {"devices": 2, "device": "cpu"},
-    }
+    environment = {"devices": 2, "device": device}
+    config = {"server": "cc_fedams", "server_lr": 0.01, "environment": environment}
     (folder / run_config.CONFIG).write_text(json.dumps(config))
-    row = {
-        "round": rounds,
-        "seconds": 4.0,
-        "samples": 1000,
-        "train_accuracy": None,
-        "test_accuracy": None if diverged else 0.75,
-        "diverged": diverged,
-    }
-    metrics.append_rows(folder, [row])
+    metrics.append_rows(folder, [row_of(score)])
     return str(folder)
 
 
-def test_a_row_a_run(tmp_path, capsys):
-    good, bad = make_run(tmp_path / "a"), make_run(tmp_path / "b", diverged=True)
-    assert table.main(["table", good, bad]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "| cc_fedams | 0.01 | 20 | 0.750 | 5.00 | 250 | 2 x cpu |"
-    assert "diverged" in lines[3] and len(lines) == 4
+def make_sweep(folder, trials):
+    """(server_lr, local_lr) -> the row of each seed, or None of one that failed."""
+    for (rate, local), rows in trials.items():
+        for seed, row in enumerate(rows):
+            varied = {"server_lr": str(rate), "local_lr": str(local), "seed": str(seed)}
+            config = {"server": "cc_fedsgd", "server_lr": rate}
+            end = ("finished", None, config, [row]) if row else ("failed", "", config, [])
+            results.write(folder, results.Record(name_of(varied), varied, *end))
+    return str(folder)
+
+
+def cells_of(text, kind):
+    """The cells of a table, first of its head."""
+    lines = text.splitlines()
+    if kind == "csv":
+        return list(csv.reader(lines))
+    if kind == "markdown":
+        assert set(lines.pop(1)) == set("| -")
+        return [line[2:-2].split(" | ") for line in lines]
+    begin, top, head, middle, *body, bottom, end = lines
+    assert begin == f"\\begin{{tabular}}{{{'l' * len(head.split(' & '))}}}"
+    assert (top, middle, bottom, end) == (
+        "\\toprule",
+        "\\midrule",
+        "\\bottomrule",
+        "\\end{tabular}",
+    )
+    assert all(line.endswith(" \\\\") for line in (head, *body))
+    return [line.removesuffix(" \\\\").split(" & ") for line in (head, *body)]
+
+
+@pytest.mark.parametrize("kind", ["markdown", "csv", "latex"])
+def test_values_of_runs_and_a_sweep_in_every_format(tmp_path, capsys, kind):
+    """A score is a mean and a deviation over seeds, a speed that of all of their time; a column
+    that a row lacks is empty there."""
+    scores = [0.5, 0.8125]
+    trials = {
+        (0.1, 0.03): (row_of(0.5, seconds=2.0), row_of(0.8125, seconds=5.0, samples=1700)),
+        (0.2, 0.03): (row_of(0.5), None),
+        (0.2, 0.3): (row_of(0.25), row_of(None)),
+    }
+    runs = make_run(tmp_path / "a", device=DEVICE), make_run(tmp_path / "b", score=None)
+    folders = *runs, make_sweep(tmp_path / "s", trials)
+    assert table.main(["table", f"--format={kind}", *folders]) == 0
+    score = f"{np.mean(scores):.3f} ({np.std(scores, ddof=1):.3f})"
+    speed = f"{(20 + 20) / (2 + 5):.2f}", f"{(1000 + 1700) / (2 + 5):.0f}"
+    cells = [
+        ["method", "server_lr", "rounds", "test score", "rounds/s", "useful samples/s", "device",
+         "local_lr", "seeds"],
+        ["cc_fedams", "0.01", "20", "0.750", "5.00", "250", f"2 x {DEVICE}", "", ""],
+        ["cc_fedams", "0.01", "20", "diverged", "5.00", "250", "2 x cpu", "", ""],
+        ["cc_fedsgd", "0.1", "20", score, *speed, "", "0.03", "2"],
+        ["cc_fedsgd", "0.2", "", "failed", "", "", "", "0.03", ""],
+        ["cc_fedsgd", "0.2", "20", "diverged", "5.00", "250", "", "0.3", "2"],
+    ]  # fmt: skip
+    if kind == "latex":
+        cells = [[cell.replace("_", r"\_") for cell in line] for line in cells]
+        cells[1][6] = r"2 x c\_p\{u\} \& 5\% \$ \# \textasciitilde{}"
+    assert cells_of(capsys.readouterr().out, kind) == cells
+
+
+_SETTINGS = "{}: expected server, server_lr and environment with devices and device, found no ..."
+_ROWS = "{}: expected rows with a rising round and numbers, found row 0 with"
+_BEFORE = {"round": 0, "seconds": 4, "samples": 0, "train_a": 0, "test_a": 0}
+_MISSING = "[Errno 2] No such file or directory: '{}'"
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (run_config.CONFIG, "{", "config.json: not readable as JSON"),
-        (run_config.CONFIG, "[]", "config.json: found no settings of a run (TypeError"),
-        (
-            run_config.CONFIG,
-            '{"server": "a"}',
-            "found no settings of a run (KeyError('environment')",
-        ),
-        (run_config.CONFIG, None, "config.json"),
-        (metrics.METRICS, "", "metrics.jsonl: found in row 0 no 'round' as it should be"),
-        (metrics.METRICS, '{"round": 1}\n', "metrics.jsonl: found in row 0 no 'seconds' as it"),
-        (metrics.METRICS, None, "metrics.jsonl"),
+        (run_config.CONFIG, "{", "{}: not readable as JSON..."),
+        (run_config.CONFIG, "[]", f"{_SETTINGS} (TypeError(...))"),
+        (run_config.CONFIG, '{"server": "a"}', f"{_SETTINGS} (KeyError('environment'))"),
+        (run_config.CONFIG, None, _MISSING),
+        (metrics.METRICS, "", f"{_ROWS} round None"),
+        (metrics.METRICS, '{"round": 1}\n', f"{_ROWS} seconds None"),
+        (metrics.METRICS, json.dumps(_BEFORE) + "\n", "{}: expected rounds and seconds > 0 in the "
+         "last row, found 0 and 4"),
+        (metrics.METRICS, None, _MISSING),
     ],
-)
-def test_a_damaged_run_is_refused_by_its_file(tmp_path, capsys, file, content, message):
-    folder = make_run(tmp_path / "a")
-    (tmp_path / "a" / file).unlink()
-    if content is not None:
-        (tmp_path / "a" / file).write_text(content)
-    assert table.main(["table", folder]) == 2
-    error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1
+)  # fmt: skip
+def test_a_damaged_run_is_refused_by_its_file(tmp_path, refuses, file, content, message):
+    folder, path = make_run(tmp_path / "a"), tmp_path / "a" / file
+    path.unlink() if content is None else path.write_text(content)
+    refuses(message.format(path), table.main, "table", folder)
 
 
-@pytest.mark.parametrize("rounds", [None, 0])
-def test_a_folder_without_a_run_is_named(tmp_path, capsys, rounds):
-    folder = tmp_path / "none"
-    if rounds is not None:
-        make_run(folder, rounds=rounds)
-    assert table.main(["table", str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert "none" in error and len(error.splitlines()) == 1
+def test_a_sweep_without_a_trial_is_refused(tmp_path, refuses):
+    (tmp_path / results.TRIALS).mkdir()
+    message = f"{tmp_path}: expected at least one finished trial, found none"
+    refuses(message, table.main, "table", tmp_path)
