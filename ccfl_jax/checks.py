@@ -97,4 +97,5 @@ def naming(place: str | os.PathLike) -> Iterator[None]:
 
 def one_line(text: str, most: int = 300) -> str:
     """`text`, which may quote a file, as one line of at most `most` characters."""
-    return text.encode("unicode_escape").decode()[:most]
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)[:most]

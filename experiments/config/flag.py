@@ -115,10 +115,13 @@ def read(argv: list[str], *tables: Table, words: str | None = None, least: int =
         one.domain.define(name, one.default, one.help, flag_values=values)
     try:
         args = values.read_flags_from_files([_flag_file(arg) for arg in argv[1:]])
-        if any(arg.lstrip("-").split("=")[0] == "undefok" for arg in args):
-            raise ValueError("--undefok: expected only flags that --help names, found it")
-        rest = values([argv[0], *args], known_only=True)[1:]
     except flags.Error as error:
+        raise ValueError(f"--flagfile: expected a file of flags, found {error}") from None
+    if any(arg.lstrip("-").split("=")[0] == "undefok" for arg in args):
+        raise ValueError("--undefok: expected only flags that --help names, found it")
+    try:
+        rest = values([argv[0], *args], known_only=True)[1:]
+    except (flags.Error, ValueError) as error:
         raise ValueError(_one_line(error, known)) from None
     found = _words(rest, known)
     if words and len(found) < least:
@@ -209,7 +212,7 @@ def _nearest(domain: Domain, value: Any) -> str:
     return nearest(value, domain.expected.split(", "))
 
 
-def _one_line(error: flags.Error, known: Table) -> str:
+def _one_line(error: Exception, known: Table) -> str:
     text = " ".join(str(error).split()).removeprefix("ERROR:: ")
     wrong = re.match(r"flag --(\w+)=(.*?): ", text)
     if wrong:
@@ -218,4 +221,7 @@ def _one_line(error: flags.Error, known: Table) -> str:
     missing = re.match(r"Missing value for flag -+(\w+)", text)
     if missing:
         return f"--{missing[1]}: expected {known[missing[1]].domain.expected}, found no value"
+    switch = re.match(r"--(\w+)=(.*) does not take an argument", text)
+    if switch:
+        return f"--{switch[1]}: expected no value, found {switch[2]!r:.300}"
     return text

@@ -7,7 +7,10 @@ from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]  # column -> value; missing ones are empty
 
-_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": "\\textasciitilde{}"})
+_NAMED = {"~": "asciitilde", "^": "asciicircum", "\\": "backslash"}
+_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"\\text{name}{{}}" for c, name in _NAMED.items()}
+)
 
 
 def as_csv(rows: Rows) -> str:
@@ -23,7 +26,8 @@ def as_markdown(rows: Rows) -> str:
     """A Markdown table; a cell is one line."""
     head = _columns(rows)
     lines = [head, ["---"] * len(head), *_cells(rows, head)]
-    return "".join("| " + " | ".join(cells).replace("\n", " ") + " |\n" for cells in lines)
+    escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in lines)
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in escaped)
 
 
 def as_latex(rows: Rows) -> str:

@@ -68,22 +68,22 @@ def npy(dtype="<i4", order=False, shape="(2, 2), ", data=bytes(16)):
     return b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header + data
 
 
-NO = "not a readable npz "
+NO = "expected an npz file, found "
 ARRAYS = "expected ['client', 'staleness', 'work', 'present'] and optionally ..., found missing "
 
 
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"client": np.array([[{}]])}, NO + "(Object arrays cannot be loaded ...)"),
+        ({"client": np.array([[{}]])}, NO + "Object arrays cannot be loaded ..."),
         ({"client": npy("<U1")}, "client: expected booleans, integers or floats, found others"),
         ({"client": npy()[:5]}, "client: expected booleans, integers or floats, found others"),
-        ({"client": b"\x93NUMPY\x03" + npy()[7:]}, NO + "(EOF: reading array header, ...)"),
-        ({"work": npy(shape="(2, 3), ")}, NO + "(EOF: ... data, expected 24 bytes got 16)"),
-        ({"work": npy(shape="(9999999999, 99999999), ")}, NO + "(Unable to allocate ...)"),
-        ({"work": npy(shape=f"({'9' * 9000}, 2), ")}, NO + "(Cannot parse header..."),
+        ({"client": b"\x93NUMPY\x03" + npy()[7:]}, NO + "EOF: reading array header, ..."),
+        ({"work": npy(shape="(2, 3), ")}, NO + "EOF: ... data, expected 24 bytes got 16"),
+        ({"work": npy(shape="(9999999999, 99999999), ")}, NO + "Unable to allocate ..."),
+        ({"work": npy(shape=f"({'9' * 9000}, 2), ")}, NO + "Cannot parse header..."),
         ({"present": npy("|b1", data=b"\0\1\2\1")}, "present: expected booleans ..., found others"),
-        ({"a\nb" * 99: npy()}, ARRAYS + "[], unknown ['a\\\\nba...b.npy'] in 5 arrays"),
+        ({"a\nb" * 99: npy()}, ARRAYS + "[], unknown ['a\\nba...b.npy'] in 5 arrays"),
         ({"work": None, "extra": npy()}, ARRAYS + "['work'], unknown ['extra.npy'] in 4 arrays"),
         ({"read": npy(), "write": npy()}, ARRAYS + "[], unknown ['read.npy', 'write.npy'] ..."),
         ({"client": np.full((2, 2), -1)}, "client: expected 0 to 2147483647, found -1 to -1"),
@@ -145,13 +145,13 @@ def doubled(content):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content[: len(content) // 2], NO + "(File is not a zip...)"),
-        (lambda content: b"", NO + "(File is not a zip file)"),
-        (lambda content: b"hello", NO + "(File is not a zip file)"),
+        (lambda content: content[: len(content) // 2], NO + "File is not a zip..."),
+        (lambda content: b"", NO + "File is not a zip file"),
+        (lambda content: b"hello", NO + "File is not a zip file"),
         # A header that says that the array is shorter; a number.
-        (changed(b"<i4", b"<i2"), NO + "(client.npy has another checksum)"),
-        (changed(b"\1\0", b"\3\0"), NO + "(client.npy has another checksum)"),
-        (encrypted, NO + "(... is encrypted, password required for extraction)"),
+        (changed(b"<i4", b"<i2"), NO + "client.npy has another checksum"),
+        (changed(b"\1\0", b"\3\0"), NO + "client.npy has another checksum"),
+        (encrypted, NO + "... is encrypted, password required for extraction"),
         (doubled, ARRAYS + "[], unknown [] in 5 arrays"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_file_that_unpacks_to_much_more_takes_no_memory(tmp_path, monkeypatch,
     else:
         content = path.read_bytes()
         path.write_bytes(content.replace(len(zeros).to_bytes(4, "little"), bytes([144, 0, 0, 0])))
-        message = NO + "(client.npy has another checksum)"
+        message = NO + "client.npy has another checksum"
     tracemalloc.start()
     try:
         refused_file(path, message)

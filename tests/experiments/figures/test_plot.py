@@ -158,7 +158,7 @@ _NUMBERS = "{}: expected rows with a rising round and numbers, found row 0 with"
     [
         (None, "[Errno 2] No such file or directory: '{}'"),
         ("", "{}: expected at least one row, found none"),
-        ("no json\n", "{}: not readable as JSON..."),
+        ("no json\n", "{}: expected JSON, found..."),
         ("3\n", "{}: expected a row with its round, found 3"),
         ('{"round": 0}\n', "{}: expected --x of round, found rows without samples"),
         ('{"round": 0, "test_a": "a", "train_a": 1, "samples": 0}\n', f"{_NUMBERS} test_a 'a'"),

@@ -211,4 +211,4 @@ def test_a_log_is_read_back_with_its_own_schedule_alone(tmp_path):
     message = f"{path}: arrays: expected numbers [tasks], missed [], found shapes [...]"
     refused(message, back, client=log.client[1:])
     path.write_text("no npz")
-    refused(f"{path}: not a readable npz...", EventLog.load, path)
+    refused(f"{path}: expected an npz file, found...", EventLog.load, path)

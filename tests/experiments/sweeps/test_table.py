@@ -9,7 +9,7 @@ import pytest
 from ccfl_jax.runs import metrics, run_config
 from experiments import table
 from experiments.config.sweep_flags import name_of
-from experiments.sweeps import results
+from experiments.sweeps import results, tables
 
 DEVICE = "c_p{u} & 5% $ # ~"
 
@@ -89,6 +89,11 @@ def test_values_of_runs_and_a_sweep_in_every_format(tmp_path, capsys, kind):
     assert cells_of(capsys.readouterr().out, kind) == cells
 
 
+def test_what_a_format_reserves_is_escaped():
+    assert tables.as_markdown([{"a": "b|c"}]) == "| a |\n| --- |\n| b\\|c |\n"
+    assert r"\textbackslash{}\textasciicircum{}1" in tables.as_latex([{"a": r"\^1"}])
+
+
 _SETTINGS = "{}: expected server, server_lr and environment with devices and device, found no ..."
 _ROWS = "{}: expected rows with a rising round and numbers, found row 0 with"
 _BEFORE = {"round": 0, "seconds": 4, "samples": 0, "train_a": 0, "test_a": 0}
@@ -98,7 +103,7 @@ _MISSING = "[Errno 2] No such file or directory: '{}'"
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (run_config.CONFIG, "{", "{}: not readable as JSON..."),
+        (run_config.CONFIG, "{", "{}: expected JSON, found ..."),
         (run_config.CONFIG, "[]", f"{_SETTINGS} (TypeError(...))"),
         (run_config.CONFIG, '{"server": "a"}', f"{_SETTINGS} (KeyError('environment'))"),
         (run_config.CONFIG, None, _MISSING),
