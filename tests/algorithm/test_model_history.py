@@ -2,10 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import assert_trees_equal
+from refusal import refused
 
 from ccfl_jax.algorithm import model_history
 
@@ -25,8 +26,7 @@ def test_reads_what_a_list_of_all_models_holds(length, rounds):
         assert version == max((t for t in range(rounds + 1) if t % length == slot), default=-1)
     for s in range(min(rounds, length - 1) + 1):
         found = model_history.read(ring, model_history.ring_slot(jnp.int32(rounds - s), length))
-        for a, b in zip(*map(jax.tree.leaves, (found, models[rounds - s])), strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_trees_equal(found, models[rounds - s])
 
 
 def test_keeps_dtypes_and_length():
@@ -38,8 +38,7 @@ def test_keeps_dtypes_and_length():
 
 
 def test_length_below_one_is_refused():
-    with pytest.raises(ValueError, match="history_length: expected an integer, found 0"):
-        model_history.init(model(0), 0)
+    refused("history_length: expected an integer >= 1, found 0", model_history.init, model(0), 0)
 
 
 @pytest.mark.parametrize("slot", [3, 4, 2**31 - 1])
@@ -49,5 +48,4 @@ def test_a_slot_past_the_last_takes_nothing(slot):
     for k in (1, 2):
         kept = model_history.write(kept, jnp.int32(k), model(5 + k), k)
     after = jax.jit(model_history.write)(kept, jnp.int32(slot), model(9), 9)
-    for a, b in zip(*map(jax.tree.leaves, (kept, after)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_trees_equal(after, kept)
