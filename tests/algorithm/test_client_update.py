@@ -16,7 +16,6 @@ from problems import (
     softmax_task,
 )
 
-import ccfl_jax as ccfl
 from ccfl_jax.algorithm import minibatches
 from ccfl_jax.algorithm.client_update import Client, build_local
 
@@ -96,37 +95,6 @@ def test_optimiser_state_is_fresh_in_every_round():
     for key in (0, 1):
         upload, _ = work(SLOPE, 1, 2, optax.sgd(0.1, momentum=0.9), key=key)
         assert float(upload["x"]) == pytest.approx(0.29, rel=1e-6)
-
-
-def log_loss(params, batch, mask, key):
-    """The gradient at entry `next` of the log is minus this batch: sgd(1) writes it down."""
-    rows = jnp.where(mask, batch["row"], -1.0)
-    place = jax.lax.stop_gradient(params["next"]).astype(jnp.int32)
-    logged = jax.lax.dynamic_slice(params["log"], (place, 0), (1, BATCH))
-    return -(logged * rows[None]).sum() - params["next"]
-
-
-def test_the_visits_are_fresh_permutations_of_the_clients_own_rows():
-    task = ccfl.Task(
-        lambda key: {"log": jnp.zeros((40, BATCH)), "next": jnp.zeros(())},
-        log_loss,
-        lambda params, batch, mask: {},
-    )
-    own, rows = np.arange(5, 25), np.arange(30, dtype=np.float32)
-    client = client_of(ccfl.FederatedData.from_indices({"row": rows}, [own]), 0)
-
-    def visited(key):
-        visit = program(task, optax.sgd(1.0))
-        upload, info = visit(task.init(None), client, jnp.int32(2), jax.random.key(key))
-        log = -np.asarray(upload["log"])[: int(info.steps)]
-        return [int(r) for r in log.ravel() if r >= 0]
-
-    orders = []
-    for key in (0, 1):
-        assert visited(key) == visited(key)
-        orders += [tuple(visited(key)[:20]), tuple(visited(key)[20:])]
-    assert all(sorted(order) == own.tolist() for order in orders)
-    assert len(set(orders)) == 4
 
 
 @pytest.mark.parametrize("optimiser", [SGD, optax.adam(0.1)], ids=["sgd", "adam"])

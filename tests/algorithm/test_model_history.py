@@ -15,7 +15,7 @@ def model(t):
     return {"w": jnp.full((2,), float(t)), "b": {"c": jnp.float32(-t)}}
 
 
-@given(length=st.integers(1, 7), rounds=st.integers(0, 20))
+@given(length=st.sampled_from([1, 2, 5]), rounds=st.integers(0, 20))
 def test_reads_what_a_list_of_all_models_holds(length, rounds):
     ring, models = model_history.init(model(0), length), [model(0)]
     for t in range(rounds):

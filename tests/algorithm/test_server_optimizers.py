@@ -232,18 +232,6 @@ def test_ams_agrees_with_optax_amsgrad_without_bias_correction():
     np.testing.assert_allclose(found["ours"]["w"], found["theirs"]["w"], rtol=1e-4, atol=1e-5)
 
 
-def test_adam_equals_optax_adam_with_rates_that_undo_the_correction():
-    """The paper's step is optax's with eps_t = eps/sqrt(1-g^t), lr_t = lr(1-b^t)/sqrt(1-g^t)."""
-    deltas = [jnp.asarray(d) for d in np.random.default_rng(3).normal(0, 1e-2, (5, 8))]
-    updates, _ = updates_of(ccfl.cc_fedadam(0.1), *deltas)
-    state = optax.adam(1.0).init(deltas[0])
-    for t, delta in enumerate(deltas, start=1):
-        root = np.sqrt(1 - 0.99**t)
-        theirs = optax.adam(0.1 * (1 - 0.9**t) / root, 0.9, 0.99, eps=1e-3 / root)
-        expected, state = theirs.update(delta, state)
-        np.testing.assert_allclose(updates[t - 1], expected, rtol=2e-4, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("method", "numbers", "message"),
     [

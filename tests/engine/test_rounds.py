@@ -16,11 +16,11 @@ from problems import (
     one_row_data,
     points_task,
     quadratic_task,
-    refused,
     slope_task,
     softmax_task,
     values_of,
 )
+from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.engine.rounds import _which_visit
@@ -72,13 +72,6 @@ def test_deltas_are_taken_against_the_model_the_client_started_from():
     for rounds in range(1, 5):
         state, _ = run_quadratic(schedule.rounds(0, rounds))
         assert float(state.params["x"]) == pytest.approx(models[rounds], rel=1e-6)
-
-
-def test_zero_work_does_not_count_in_the_mean():
-    """One step from 1 and a slot without work: the mean of uploads is 0.1, not 0.05."""
-    state, info = run_quadratic(make_schedule([[0, 1]], work=[[1, 0]]))
-    assert float(state.params["x"]) == pytest.approx(0.9, rel=1e-6)
-    assert info.participants[0] == 1
 
 
 def test_no_delay_is_the_synchronous_algorithm():

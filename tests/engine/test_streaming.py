@@ -19,8 +19,8 @@ from problems import (
     make_schedule,
     mesh_of,
     points_task,
-    refused,
 )
+from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.engine import streaming

@@ -47,19 +47,9 @@ def singles():
 COUNTED, TRACES = counting(round_at)
 
 
-def slow(*case):
-    return pytest.param(*case, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     ("devices", "together", "donate"),
-    [
-        (None, None, False),
-        (None, 2, False),
-        (4, 2, True),
-        slow(None, 2, True),
-        slow(2, None, False),
-    ],
+    [(None, None, False), (None, 2, False), (4, 2, True)],
 )
 def test_a_trial_is_the_single_run(singles, devices, together, donate):
     """In two pieces; other rates, seeds and pieces compile nothing."""

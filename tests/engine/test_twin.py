@@ -19,13 +19,6 @@ import ccfl_jax as ccfl
 SIZES = [1, 7, 20, 41, 13, 5, 30, 2]
 ROUNDS, BATCH, LOCAL_LR, HISTORY = 30, 8, 0.1, 7
 RATES = {"sgd": 3.0, "avgm": 3.0, "adagrad": 0.1, "adam": 0.03, "ams": 0.03}
-METHODS = {
-    "sgd": ccfl.cc_fedsgd,
-    "avgm": ccfl.cc_fedavgm,
-    "adagrad": ccfl.cc_fedadagrad,
-    "adam": ccfl.cc_fedadam,
-    "ams": ccfl.cc_fedams,
-}
 
 
 def busy_schedule():
@@ -78,7 +71,7 @@ def twin_of(rule, params, batches, arrays, lists, unit, normalise):
 def compare(rules, dtype, tolerance, unit="epochs", normalise="steps", lanes=None):
     """Every model of the history against the twin's, under each of the rules; the infos."""
     data, arrays, lists = federated(SIZES, dtype=np.dtype(dtype))
-    servers = {rule: METHODS[rule](RATES[rule]) for rule in rules}
+    servers = {rule: getattr(ccfl, f"cc_fed{rule}")(RATES[rule]) for rule in rules}
     task, server = side_by_side(softmax_task(dtype), servers)
     simulation = ccfl.simulation(
         task, server, optax.sgd(LOCAL_LR), BATCH, work_unit=unit, normalise=normalise, lanes=lanes
