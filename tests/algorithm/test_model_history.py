@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +11,11 @@ from refusal import refused
 
 from ccfl_jax.algorithm import model_history
 
+read, write = jax.jit(model_history.read), jax.jit(model_history.write)
+
 
 def model(t):
-    return {"w": jnp.full((2,), float(t)), "b": {"c": jnp.float32(-t)}}
+    return {"w": np.full(2, t, np.float32), "b": {"c": np.float32(-t)}}
 
 
 @given(length=st.sampled_from([1, 2, 5]), rounds=st.integers(0, 20))
@@ -20,12 +23,12 @@ def test_reads_what_a_list_of_all_models_holds(length, rounds):
     ring, models = model_history.init(model(0), length), [model(0)]
     for t in range(rounds):
         slot = model_history.ring_slot(jnp.int32(t + 1), length)
-        ring = model_history.write(ring, slot, model(t + 1), t + 1)
+        ring = write(ring, slot, model(t + 1), t + 1)
         models.append(model(t + 1))
     for slot, version in enumerate(ring.version.tolist()):
         assert version == max((t for t in range(rounds + 1) if t % length == slot), default=-1)
     for s in range(min(rounds, length - 1) + 1):
-        found = model_history.read(ring, model_history.ring_slot(jnp.int32(rounds - s), length))
+        found = read(ring, model_history.ring_slot(jnp.int32(rounds - s), length))
         assert_trees_equal(found, models[rounds - s])
 
 
@@ -46,6 +49,6 @@ def test_a_slot_past_the_last_takes_nothing(slot):
     """Clamped, the model would overwrite the one in slot 2."""
     kept = model_history.init(model(5), 3)
     for k in (1, 2):
-        kept = model_history.write(kept, jnp.int32(k), model(5 + k), k)
-    after = jax.jit(model_history.write)(kept, jnp.int32(slot), model(9), 9)
+        kept = write(kept, jnp.int32(k), model(5 + k), k)
+    after = write(kept, jnp.int32(slot), model(9), 9)
     assert_trees_equal(after, kept)

@@ -86,16 +86,6 @@ def test_same_seed_same_run_other_seed_another():
     assert first == same and abs(first - other) > 1e-3
 
 
-def test_no_round_reads_an_unwritten_model():
-    """With every unwritten place poisoned, a legal schedule gives the same result."""
-    schedule, state = drawn(12), first_state()
-    expected, _ = run(schedule)
-    poisoned = jax.tree.map(lambda a: a.at[1:].set(jnp.nan), state.history.models)
-    found, info = run(schedule, state._replace(history=state.history._replace(models=poisoned)))
-    assert (info.rejected == 0).all()
-    assert_trees_equal(found.params, expected.params)
-
-
 def test_rates_as_arguments_of_the_round_compile_once_and_are_taken():
     """x^2 / 2 from 1, local and server rate r: 1 - r^2 a round."""
 

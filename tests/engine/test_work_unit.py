@@ -69,7 +69,7 @@ def test_the_schedules_unit_decides(way, tmp_path):
         ("steps", "steps", "steps"),
     ],
 )
-def test_a_schedule_without_a_unit_takes_the_rounds(own, of_round, expected):
+def test_the_unit_is_the_schedules_else_the_rounds_else_epochs(own, of_round, expected):
     found = steps_of((schedule_in(own), DATA), unit=of_round)
     np.testing.assert_array_equal(found, STEPS[expected])
 
@@ -90,16 +90,14 @@ def trials_of(schedules, unit=None):
     return ccfl.run_trials(round_fn, states, schedules, DATA)[1].steps
 
 
-@pytest.mark.parametrize("schedules", [schedule_in("steps"), [schedule_in("steps")] * 2])
-def test_trials_keep_it_too(schedules):
-    np.testing.assert_array_equal(trials_of(schedules), [WORK] * 2)
-
-
-def test_trials_in_other_units_are_refused():
+def test_trials_keep_it_too():
+    steps, epochs = schedule_in("steps"), schedule_in("epochs")
+    for schedules in (steps, [steps, steps]):
+        np.testing.assert_array_equal(trials_of(schedules), [WORK] * 2)
     message = "work_unit: expected the same in each trial, found epochs, steps"
-    refused(message, trials_of, [schedule_in("steps"), schedule_in("epochs")])
+    refused(message, trials_of, [steps, epochs])
     message = "work_unit: expected 'steps', as in the schedule, or None, found 'epochs'"
-    refused(message, trials_of, schedule_in("steps"), "epochs")
+    refused(message, trials_of, steps, "epochs")
 
 
 @pytest.mark.parametrize("epochs", [False, True])
