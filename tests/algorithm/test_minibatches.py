@@ -80,28 +80,21 @@ def test_places_and_neighbours_are_uniform_in_a_larger_set():
     assert_uniform(pairs[~np.eye(size, dtype=bool)], size * (size - 1) - 1)
 
 
+def epoch_order(source, epoch, size, batch_size):
+    steps, order = math.ceil(size / batch_size), []
+    assert minibatches.steps_per_epoch(size, batch_size) == steps
+    for step in range(epoch * steps, (epoch + 1) * steps):
+        positions, mask = epoch_batch(source, jnp.int32(step), jnp.int32(size), batch_size)
+        assert positions.shape == mask.shape == (batch_size,)
+        assert ((positions >= 0) & (positions < size)).all()
+        order.extend(np.asarray(positions)[np.asarray(mask)].tolist())
+    return order
+
+
 @pytest.mark.parametrize("size", [1, 3, 31, 32, 33, 64])
 def test_an_epoch_visits_every_sample_once(size):
-    batch_size, source = 32, seeds(0)
-    steps = int(minibatches.steps_per_epoch(jnp.int32(size), batch_size))
-    assert steps == math.ceil(size / batch_size)
     for epoch in range(2):
-        seen = []
-        for step in range(epoch * steps, (epoch + 1) * steps):
-            positions, mask = epoch_batch(source, jnp.int32(step), jnp.int32(size), batch_size)
-            assert positions.shape == mask.shape == (batch_size,)
-            assert ((positions >= 0) & (positions < size)).all()
-            seen.extend(np.asarray(positions)[np.asarray(mask)])
-        assert sorted(seen) == list(range(size))
-
-
-def epoch_order(source, epoch, size, batch_size):
-    steps = math.ceil(size / batch_size)
-    drawn = [
-        epoch_batch(source, jnp.int32(epoch * steps + k), jnp.int32(size), batch_size)
-        for k in range(steps)
-    ]
-    return np.concatenate([np.asarray(p)[np.asarray(m)] for p, m in drawn]).tolist()
+        assert sorted(epoch_order(seeds(0), epoch, size, 32)) == list(range(size))
 
 
 def test_every_epoch_has_an_order_of_its_own_whatever_the_batch_size():

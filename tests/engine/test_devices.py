@@ -26,11 +26,11 @@ def first_slots(tree, slots):
     return jax.tree.map(lambda a: a[:, :slots] if a.ndim == 2 else a, tree)
 
 
-@pytest.mark.parametrize(("slots", "devices", "lanes"), [(10, 4, 2), (3, 4, 2), (4, 2, 1)])
+@pytest.mark.parametrize(("slots", "devices", "lanes"), [(10, 4, 2), (3, 4, 1)])
 def test_any_clients_on_any_devices(slots, devices, lanes):
-    """Groups of two slots, more and fewer than devices, and single ones; pieces compile nothing.
+    """More groups than devices, and fewer. The one device has all slots, the others of them absent.
 
-    The one device has all slots, the others of them absent.
+    Later pieces compile nothing.
     """
     present = SCHEDULE.present & (np.arange(len(SIZES)) < slots)
     alone, info = ccfl.run_rounds(ALONE.round, START, SCHEDULE.replace(present=present), DATA)

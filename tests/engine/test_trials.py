@@ -123,10 +123,7 @@ STALE = ccfl.random_schedule(0, 7, len(SIZES), 3, 6, 1, 3)
             {"states": STATES._replace(round=STATES.round.at[1].set(1))},
             "states: expected the same number of rounds in each trial, found [0, 1]",
         ),
-        (
-            {"schedule": [*SCHEDULES[:4], STALE]},
-            "history_length: expected at least ..., found 3",
-        ),
+        ({"schedule": [*SCHEDULES[:4], STALE]}, "history_length: expected at least ..., found 3"),
     ],
 )
 def test_trials_that_do_not_fit_are_refused(changes, message):
