@@ -1,14 +1,12 @@
-"""What several tests share: small problems in JAX and in NumPy, comparisons, refusals."""
+"""What several tests share: small problems in JAX and in NumPy, comparisons."""
 
 import math
-import re
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import ccfl_jax as ccfl
 from ccfl_jax import Schedule
@@ -217,11 +215,3 @@ def _leaves(tree):
 
 def _is_key(leaf):
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def refused(message, call, *args, **kwargs):
-    """`call` raises a ValueError of this one line, in which "..." stands for any text."""
-    with pytest.raises(ValueError) as error:
-        call(*args, **kwargs)
-    pattern = ".*".join(map(re.escape, message.split("...")))
-    assert re.fullmatch(pattern, str(error.value)), str(error.value)

@@ -15,6 +15,7 @@ from ccfl_jax.algorithm import minibatches
 
 permute = jax.jit(minibatches.permute)
 epoch_batch = jax.jit(minibatches.epoch_batch, static_argnums=3)
+DRAWS = 50_000
 
 
 def seeds(seed):
@@ -25,7 +26,7 @@ def permutation(seed, size):
     return permute(seeds(seed), jnp.arange(size), jnp.int32(size))
 
 
-@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1, 2, 3, 7, 64, 1000, 4097]))
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1, 2, 3, 64, 1000]))
 def test_permute_is_a_permutation(seed, size):
     np.testing.assert_array_equal(np.sort(permutation(seed, size)), np.arange(size))
 
@@ -37,66 +38,63 @@ def test_permute_of_some_positions_is_part_of_the_whole():
     np.testing.assert_array_equal(part, whole[some])
 
 
-def many(size, draws):
-    """One permutation each, as the epochs of `draws` clients have them."""
-    keys = jax.random.split(jax.random.key(11), draws)
+def many(size, *epochs):
+    """The permutations of 50,000 clients in these epochs, one after another."""
+    keys = jax.random.split(jax.random.key(11), DRAWS)
 
-    def epoch_three(key):
-        step = jnp.int32(3)
-        return minibatches.epoch_batch(minibatches.shuffle_seeds(key), step, jnp.int32(size), size)[
-            0
-        ]
+    def drawn(key):
+        source = minibatches.shuffle_seeds(key)
+        batches = [epoch_batch(source, jnp.int32(e), jnp.int32(size), size) for e in epochs]
+        return jnp.concatenate([positions for positions, _ in batches])
 
-    return np.asarray(jax.jit(jax.vmap(epoch_three))(keys))
+    return np.asarray(jax.jit(jax.vmap(drawn))(keys))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def assert_uniform(counts, df):
+    """Chi-square of the counts: mean df, variance 2 df; 5 sigmas are a fault."""
+    counts = np.asarray(counts)
+    expected = counts.sum() / counts.size
+    assert ((counts - expected) ** 2 / expected).sum() < df + 5 * math.sqrt(2 * df)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
 def test_every_permutation_is_equally_likely(size):
-    """Chi-square over all size! permutations: mean df, variance 2 df; 5 sigmas are a fault."""
-    draws = 50_000
-    counts = Counter(map(tuple, many(size, draws)))
-    expected = draws / math.factorial(size)
-    chi = sum((counts[p] - expected) ** 2 / expected for p in itertools.permutations(range(size)))
-    df = math.factorial(size) - 1
-    assert chi < df + 5 * math.sqrt(2 * df)
+    counts = Counter(map(tuple, many(size, 3)))
+    assert_uniform(
+        [counts[p] for p in itertools.permutations(range(size))], math.factorial(size) - 1
+    )
+
+
+def test_the_epochs_of_a_client_are_independent():
+    """All pairs of the orders that one client has in two epochs in a row."""
+    counts, orders = Counter(map(tuple, many(3, 0, 1))), list(itertools.permutations(range(3)))
+    assert_uniform([counts[a + b] for a in orders for b in orders], len(orders) ** 2 - 1)
 
 
 def test_places_and_neighbours_are_uniform_in_a_larger_set():
-    size, draws = 37, 50_000
-    drawn = many(size, draws)
-    places = np.stack([np.bincount(drawn[:, j], minlength=size) for j in range(size)])
-    chi = ((places - draws / size) ** 2 / (draws / size)).sum()
-    df = (size - 1) ** 2
-    assert chi < df + 5 * math.sqrt(2 * df)
+    size, drawn = 37, many(37, 3)
+    places = [np.bincount(drawn[:, j], minlength=size) for j in range(size)]
+    assert_uniform(places, (size - 1) ** 2)
     pairs = np.bincount(drawn[:, 5] * size + drawn[:, 6], minlength=size**2).reshape(size, size)
-    expected = draws / (size * (size - 1))
-    chi = ((pairs - expected) ** 2 / expected)[~np.eye(size, dtype=bool)].sum()
-    df = size * (size - 1) - 1
-    assert chi < df + 5 * math.sqrt(2 * df)
+    assert np.trace(pairs) == 0
+    assert_uniform(pairs[~np.eye(size, dtype=bool)], size * (size - 1) - 1)
+
+
+def epoch_order(source, epoch, size, batch_size):
+    steps, order = math.ceil(size / batch_size), []
+    assert minibatches.steps_per_epoch(size, batch_size) == steps
+    for step in range(epoch * steps, (epoch + 1) * steps):
+        positions, mask = epoch_batch(source, jnp.int32(step), jnp.int32(size), batch_size)
+        assert positions.shape == mask.shape == (batch_size,)
+        assert ((positions >= 0) & (positions < size)).all()
+        order.extend(np.asarray(positions)[np.asarray(mask)].tolist())
+    return order
 
 
 @pytest.mark.parametrize("size", [1, 3, 31, 32, 33, 64])
 def test_an_epoch_visits_every_sample_once(size):
-    batch_size, source = 32, seeds(0)
-    steps = int(minibatches.steps_per_epoch(jnp.int32(size), batch_size))
-    assert steps == math.ceil(size / batch_size)
     for epoch in range(2):
-        seen = []
-        for step in range(epoch * steps, (epoch + 1) * steps):
-            positions, mask = epoch_batch(source, jnp.int32(step), jnp.int32(size), batch_size)
-            assert positions.shape == mask.shape == (batch_size,)
-            assert ((positions >= 0) & (positions < size)).all()
-            seen.extend(np.asarray(positions)[np.asarray(mask)])
-        assert sorted(seen) == list(range(size))
-
-
-def epoch_order(source, epoch, size, batch_size):
-    steps = math.ceil(size / batch_size)
-    drawn = [
-        epoch_batch(source, jnp.int32(epoch * steps + k), jnp.int32(size), batch_size)
-        for k in range(steps)
-    ]
-    return np.concatenate([np.asarray(p)[np.asarray(m)] for p, m in drawn]).tolist()
+        assert sorted(epoch_order(seeds(0), epoch, size, 32)) == list(range(size))
 
 
 def test_every_epoch_has_an_order_of_its_own_whatever_the_batch_size():
@@ -106,34 +104,9 @@ def test_every_epoch_has_an_order_of_its_own_whatever_the_batch_size():
     assert epoch_order(one, 1, 20, 4) == orders[1]
 
 
-def test_the_epochs_of_a_client_are_independent():
-    """Chi-square over the pairs of orders that one client has in two epochs in a row."""
-    draws, size = 50_000, 3
-    keys = jax.random.split(jax.random.key(12), draws)
-
-    def both(key):
-        source = minibatches.shuffle_seeds(key)
-        orders = [epoch_batch(source, jnp.int32(e), jnp.int32(size), size)[0] for e in (0, 1)]
-        return jnp.concatenate(orders)
-
-    counts = Counter(map(tuple, np.asarray(jax.jit(jax.vmap(both))(keys))))
-    orders = list(itertools.permutations(range(size)))
-    expected = draws / len(orders) ** 2
-    chi = sum((counts[a + b] - expected) ** 2 / expected for a in orders for b in orders)
-    df = len(orders) ** 2 - 1
-    assert chi < df + 5 * math.sqrt(2 * df)
-
-
 def test_random_batches_are_uniform_with_replacement():
-    draws = np.concatenate(
-        [
-            np.asarray(
-                minibatches.random_batch(jax.random.key(3), jnp.int32(k), jnp.int32(10), 500)[0]
-            )
-            for k in range(20)
-        ]
-    )
-    counts = np.bincount(draws, minlength=10)
-    chi = ((counts - 1000) ** 2 / 1000).sum()
+    steps = jnp.arange(20, dtype=jnp.int32)
+    draw = jax.vmap(lambda k: minibatches.random_batch(jax.random.key(3), k, jnp.int32(10), 500))
+    counts = np.bincount(np.ravel(draw(steps)[0]), minlength=10)
     assert len(counts) == 10
-    assert chi < 9 + 5 * math.sqrt(18)
+    assert_uniform(counts, 9)

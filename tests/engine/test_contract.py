@@ -100,16 +100,10 @@ def test_makes_one_step_a_round_and_none_for_an_evaluation(trained):
         assert len(counts) > 12 and set(counts) == {rounds} and int(state.round) == rounds
 
 
-@pytest.mark.parametrize(
-    "nobody",
-    [
-        make_schedule([[0] * SLOTS], present=False),
-        make_schedule([[0] * SLOTS], work=0),
-        make_schedule([[6] * SLOTS]),
-    ],
-    ids=["absent", "no work", "no samples"],
-)
-def test_a_round_with_nobody_changes_no_bit(trained, nobody):
+@pytest.mark.parametrize(("client", "work", "present"), [(0, 1, False), (0, 0, True), (6, 1, True)])
+def test_a_round_with_nobody_changes_no_bit(trained, client, work, present):
+    """Absent, without work, without samples."""
+    nobody = make_schedule([[client] * SLOTS], work=work, present=present)
     state = trained.states[-1]
     after, info = ccfl.run_rounds(trained.round_fn, state, nobody, trained.data)
     assert_trees_equal((after.params, after.server), (state.params, state.server))

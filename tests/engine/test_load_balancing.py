@@ -1,6 +1,6 @@
 """Groups of similar work, and their spread over devices."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,32 +8,38 @@ from hypothesis import strategies as st
 
 from ccfl_jax.engine import load_balancing
 
+groups = jax.jit(load_balancing.groups, static_argnums=1)
+longest_first = jax.jit(load_balancing.longest_first, static_argnums=1)
+
 # Few lengths: every one is a program of its own.
-works = st.sampled_from([1, 2, 5, 23]).flatmap(
+works = st.sampled_from([1, 5, 23]).flatmap(
     lambda n: st.lists(st.integers(0, 500), min_size=n, max_size=n)
 )
 
 
-@given(works, st.sampled_from([1, 2, 3, 12]))
+@given(works, st.sampled_from([1, 2, 12]))
 def test_every_slot_is_in_one_group_of_similar_work(steps, lanes):
-    grouped, costs = (
-        np.asarray(a) for a in load_balancing.groups(jnp.array(steps, jnp.int32), lanes)
-    )
+    grouped, costs = map(np.asarray, groups(np.array(steps, np.int32), lanes))
     count = len(steps)
     assert grouped.shape == (-(-count // lanes), lanes)
     filled = grouped.ravel()
-    assert sorted(filled[filled < count]) == list(range(count))
+    assert sorted(filled[:count]) == list(range(count))
     assert (filled[count:] == count).all()
-    in_order = [steps[slot] for slot in filled if slot < count]
+    in_order = [steps[slot] for slot in filled[:count]]
     assert in_order == sorted(steps, reverse=True)
     np.testing.assert_array_equal(costs, in_order[::lanes])
+
+
+def shares_of(costs, devices):
+    """The groups of each device."""
+    plan, counts = map(np.asarray, longest_first(np.array(costs, np.int32), devices))
+    return [plan[d, : counts[d]].tolist() for d in range(devices)]
 
 
 @given(works, st.sampled_from([1, 2, 5]))
 def test_every_group_goes_to_one_device_and_no_device_is_far_behind(costs, devices):
     costs = sorted(costs, reverse=True)
-    plan, counts = load_balancing.longest_first(jnp.array(costs, jnp.int32), devices)
-    shares = [np.asarray(plan[d, : counts[d]]).tolist() for d in range(devices)]
+    shares = shares_of(costs, devices)
     assert sorted(g for share in shares for g in share) == list(range(len(costs)))
     # The group that made a device the longest found it with the least work of all.
     longest = max(sum(costs[g] for g in share) for share in shares)
@@ -41,13 +47,14 @@ def test_every_group_goes_to_one_device_and_no_device_is_far_behind(costs, devic
 
 
 @pytest.mark.parametrize(
-    ("costs", "devices", "longest"), [([6, 1, 1, 1, 1], 2, 6), ([5, 4, 3, 3, 3], 2, 10)]
+    ("costs", "shares"),
+    [
+        ([6, 1, 1, 1, 1], [[0], [1, 2, 3, 4]]),
+        ([5, 4, 3, 3, 3], [[0, 3], [1, 2, 4]]),  # 5, 4: 3 to the second; 5, 7: 3 to the first
+    ],
 )
-def test_longest_first_by_hand(costs, devices, longest):
-    """6 | 1 1 1 1; and 5 3 | 4 3 3, with the tie before the last 3 going to the first device."""
-    plan, counts = load_balancing.longest_first(jnp.array(costs, jnp.int32), devices)
-    loads = [sum(costs[g] for g in plan[d, : counts[d]]) for d in range(devices)]
-    assert max(loads) == longest
+def test_longest_first_by_hand(costs, shares):
+    assert shares_of(costs, 2) == shares
 
 
 @pytest.mark.parametrize(
@@ -56,10 +63,7 @@ def test_longest_first_by_hand(costs, devices, longest):
         ("cpu", 610, 1000, 2, 32),
         ("cpu", 4_554, 1000, 2, 10),
         ("cpu", 610, 30, 2, 15),
-        ("cpu", 610, 5, 2, 3),
-        ("cpu", 25_001, 1000, 1, 1),
         ("cpu", 10**9, 5, 1, 1),
-        ("gpu", 44_426, 5, 1, 5),
         ("gpu", 44_426, 1000, 8, 125),
         ("gpu", 11_000_000, 1000, 1, 24),
         ("tpu", 10**9, 5, 1, 1),

@@ -1,10 +1,13 @@
 """A schedule says in which unit its work is; that holds, whatever way it comes to a round."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import federated, make_schedule, softmax_task
+from problems import make_schedule, slope_task, values_of
+from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.clock import availability, event_clock, speed
@@ -14,20 +17,24 @@ WORK = np.array([[1, 2], [3, 1], [2, 2], [1, 3]])
 CLIENT = np.array([[0, 1], [2, 0], [1, 2], [0, 2]])
 PER_EPOCH = -(-np.array(SIZES) // BATCH)
 STEPS = {"steps": WORK, "epochs": WORK * PER_EPOCH[CLIENT], None: WORK * PER_EPOCH[CLIENT]}
-TASK, SERVER = softmax_task(), ccfl.cc_fedsgd(1.0)
-DATA = federated(SIZES)[0]
+TASK, SERVER = slope_task(), ccfl.cc_fedsgd(1.0)
+DATA = values_of(*(np.zeros(size) for size in SIZES))
 
 
 def schedule_in(unit):
     return make_schedule(CLIENT, work=WORK).replace(work_unit=unit)
 
 
-def steps_of(*pieces, asked=None):
+@cache
+def round_in(unit):
+    return ccfl.build_round(TASK, SERVER, 0.1, BATCH, unit)
+
+
+def steps_of(*pieces, unit=None):
     """The local steps of every slot, `[rounds, slots]`."""
-    simulation = ccfl.simulation(TASK, SERVER, 0.1, BATCH, work_unit=asked)
-    state, found = simulation.init(jax.random.key(0), 2), []
+    state, found = ccfl.init_state(TASK, SERVER, jax.random.key(0), 8), []
     for piece, data in pieces:
-        state, info = ccfl.run_rounds(simulation.round, state, piece, data)
+        state, info = ccfl.run_rounds(round_in(unit), state, piece, data)
         found.append(info.steps)
     return np.concatenate(found)
 
@@ -38,7 +45,6 @@ def saved(schedule, folder):
 
 
 WAYS = {
-    "whole": lambda s, _: [(s, DATA)],
     "pieces": lambda s, _: [(s.rounds(0, 1), DATA), (s.rounds(1, 4), DATA)],
     "planned": lambda s, _: [(s.planned().rounds(0, 3), DATA), (s.planned().rounds(3, 4), DATA)],
     "file": lambda s, folder: [(saved(s, folder), DATA)],
@@ -48,26 +54,35 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("unit", STEPS)
-def test_the_schedules_unit_decides(way, unit, tmp_path):
-    np.testing.assert_array_equal(steps_of(*WAYS[way](schedule_in(unit), tmp_path)), STEPS[unit])
+def test_the_schedules_unit_decides(way, tmp_path):
+    """Steps, which are not the default: a unit that got lost would be epochs."""
+    np.testing.assert_array_equal(steps_of(*WAYS[way](schedule_in("steps"), tmp_path)), WORK)
 
 
-@pytest.mark.parametrize("asked", ["steps", "epochs"])
-def test_a_schedule_without_a_unit_takes_the_rounds(asked):
-    np.testing.assert_array_equal(steps_of((schedule_in(None), DATA), asked=asked), STEPS[asked])
+@pytest.mark.parametrize(
+    ("own", "of_round", "expected"),
+    [
+        (None, None, "epochs"),
+        ("epochs", None, "epochs"),
+        (None, "steps", "steps"),
+        (None, "epochs", "epochs"),
+        ("steps", "steps", "steps"),
+    ],
+)
+def test_the_unit_is_the_schedules_else_the_rounds_else_epochs(own, of_round, expected):
+    found = steps_of((schedule_in(own), DATA), unit=of_round)
+    np.testing.assert_array_equal(found, STEPS[expected])
 
 
-@pytest.mark.parametrize(("asked", "unit"), [("steps", "epochs"), ("epochs", "steps")])
-def test_another_unit_than_the_schedules_is_refused(asked, unit):
-    with pytest.raises(ValueError, match=f"^work_unit: found '{asked}' with a schedule in {unit}"):
-        steps_of((schedule_in(unit), DATA), asked=asked)
-    assert steps_of((schedule_in(unit), DATA), asked=unit).any()
+@pytest.mark.parametrize(("of_round", "own"), [("steps", "epochs"), ("epochs", "steps")])
+def test_another_unit_than_the_schedules_is_refused(of_round, own):
+    message = f"work_unit: expected '{own}', as in the schedule, or None, found '{of_round}'"
+    refused(message, steps_of, (schedule_in(own), DATA), unit=of_round)
 
 
-def trials_of(schedules, asked=None):
+def trials_of(schedules, unit=None):
     def round_at(rate, *arguments):
-        return ccfl.build_round(TASK, ccfl.cc_fedsgd(rate), 0.1, BATCH, asked)(*arguments)
+        return ccfl.build_round(TASK, ccfl.cc_fedsgd(rate), 0.1, BATCH, unit)(*arguments)
 
     keys = jax.vmap(jax.random.key)(jnp.zeros(2, jnp.uint32))
     states = jax.vmap(lambda key: ccfl.init_state(TASK, SERVER, key))(keys)
@@ -75,17 +90,14 @@ def trials_of(schedules, asked=None):
     return ccfl.run_trials(round_fn, states, schedules, DATA)[1].steps
 
 
-@pytest.mark.parametrize("unit", STEPS)
-def test_trials_keep_it_too(unit):
-    for schedules in (schedule_in(unit), [schedule_in(unit)] * 2):
-        np.testing.assert_array_equal(trials_of(schedules), [STEPS[unit]] * 2)
-
-
-def test_trials_in_other_units_are_refused():
-    with pytest.raises(ValueError, match="^work_unit: found epochs, steps in the schedules, legal"):
-        trials_of([schedule_in("steps"), schedule_in("epochs")])
-    with pytest.raises(ValueError, match="^work_unit: found 'epochs' with a schedule in steps"):
-        trials_of(schedule_in("steps"), "epochs")
+def test_trials_keep_it_too():
+    steps, epochs = schedule_in("steps"), schedule_in("epochs")
+    for schedules in (steps, [steps, steps]):
+        np.testing.assert_array_equal(trials_of(schedules), [WORK] * 2)
+    message = "work_unit: expected the same in each trial, found epochs, steps"
+    refused(message, trials_of, [steps, epochs])
+    message = "work_unit: expected 'steps', as in the schedule, or None, found 'epochs'"
+    refused(message, trials_of, steps, "epochs")
 
 
 @pytest.mark.parametrize("epochs", [False, True])
@@ -94,9 +106,7 @@ def test_the_clocks_schedules_are_trained_as_the_clock_counted(epochs):
     work = event_clock.Work(2, 2, epoch_steps=PER_EPOCH if epochs else None)
     server = event_clock.Server(buffer_size=2, concurrency=2)
     made, log = ccfl.clock_schedule(0, 4, devices, availability.always(3), server, work)
-    taken = made.work * (PER_EPOCH[made.client] if epochs else 1)
-    state = ccfl.init_state(TASK, SERVER, jax.random.key(0), 8)
-    steps = ccfl.run_rounds(ccfl.build_round(TASK, SERVER, 0.1, BATCH), state, made, DATA)[1].steps
-    np.testing.assert_array_equal(steps, taken)
+    steps = steps_of((made, DATA))
+    np.testing.assert_array_equal(steps, made.work * (PER_EPOCH[made.client] if epochs else 1))
     # A step takes a second: what was trained is what the clock let pass.
     assert steps.sum() == (log.stop - log.start)[log.fate == event_clock.USED].sum()
