@@ -160,20 +160,20 @@ def test_full_clients_get_nothing_of_later_classes(labels, num_clients, alpha, s
         held += counts
 
 
-def test_large_alpha_by_label_is_an_even_cut():
-    parts = fd.partition_dirichlet(BALANCED, 8, 1e12, seed=0)
-    counts = np.array([np.bincount(BALANCED[part], minlength=10) for part in parts])
-    # Eight clients get 125 of the first class; the floors may shift a cut by one.
-    assert abs(counts[:, 0] - 125).max() <= 1
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_minimum_is_met_by_moving_from_the_largest(seed):
-    drawn = fd.partition_dirichlet(UNEVEN, 30, 0.05, seed, min_size=0)
-    met = fd.partition_dirichlet(UNEVEN, 30, 0.05, seed, min_size=20)
+@pytest.mark.parametrize(
+    ("labels", "clients", "alpha", "least", "seed"),
+    [
+        *((UNEVEN, 30, 0.05, 20, seed) for seed in range(4)),
+        (UNEVEN, 17, 1e-5, 59, 0),  # all of the 1003 samples
+        (BALANCED, 10, 1.0, 1, 0),  # as drawn
+    ],
+)
+def test_minimum_is_met_by_moving_from_the_largest(labels, clients, alpha, least, seed):
+    drawn = fd.partition_dirichlet(labels, clients, alpha, seed, min_size=0)
+    met = fd.partition_dirichlet(labels, clients, alpha, seed, min_size=least)
     expected = sizes_of(drawn)
-    assert expected.min() < 20
-    while expected.min() < 20:
+    assert (expected.min() < least) == (labels is UNEVEN)
+    while expected.min() < least:
         expected[expected.argmax()] -= 1
         expected[expected.argmin()] += 1
     np.testing.assert_array_equal(np.sort(sizes_of(met)), np.sort(expected))
@@ -181,19 +181,6 @@ def test_minimum_is_met_by_moving_from_the_largest(seed):
         # Each client only gave, only received, or was left alone.
         smaller, larger = sorted((before, after), key=len)
         assert np.isin(smaller, larger).all()
-
-
-def test_a_split_that_meets_the_minimum_stays_as_drawn():
-    drawn = fd.partition_dirichlet(BALANCED, 10, 1.0, 0, min_size=0)
-    least = int(sizes_of(drawn).min())
-    met = fd.partition_dirichlet(BALANCED, 10, 1.0, 0, min_size=least)
-    for before, after in zip(drawn, met, strict=True):
-        np.testing.assert_array_equal(before, after)
-
-
-def test_a_minimum_that_takes_everything_is_met():
-    parts = fd.partition_dirichlet(BALANCED, 100, 1e-5, 0, min_size=100)
-    assert (sizes_of(parts) == 100).all()
 
 
 @pytest.mark.parametrize("by", ["label", "client"])

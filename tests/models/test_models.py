@@ -71,7 +71,7 @@ class FlaxCNN(nn.Module):
     ("model", "flax", "shape"),
     [
         (CNN(), FlaxCNN((6, 16), "VALID", (120, 84, 10)), (2, 18, 17, 1)),
-        (McMahanCNN(), FlaxCNN((32, 64), "SAME", (512, 10)), (2, 6, 5, 2)),
+        (McMahanCNN(lowering="xla"), FlaxCNN((32, 64), "SAME", (512, 10)), (2, 6, 5, 2)),
     ],
     ids=["NIID-Bench", "McMahan"],
 )

@@ -22,7 +22,7 @@ class Narrow(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        x = _features(x, (4, 6), self.blocks, self.project, None)
+        x = _features(x, (4, 6), self.blocks, self.project, "xla")
         return nn.Dense(3, name="dense")(x)
 
 
