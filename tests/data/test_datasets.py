@@ -34,7 +34,6 @@ FIRST = "expected '00 00 08' and 1 to 8 dimensions, found the first bytes "
     ("content", "message"),
     [
         (b"", FIRST + "''"),
-        (GOOD[:3], FIRST + "'00 00 08'"),
         (b"\x01" + GOOD[1:], FIRST + "'01 00 08 02'"),
         (GOOD[:2] + b"\x0d" + GOOD[3:], FIRST + "'00 00 0d 02'"),
         (GOOD[:3] + b"\x00" + GOOD[4:], FIRST + "'00 00 08 00'"),
@@ -43,9 +42,7 @@ FIRST = "expected '00 00 08' and 1 to 8 dimensions, found the first bytes "
         (GOOD + b"\0", "has bytes after the 20 items of its shape (4, 5)"),
         (idx_bytes(np.zeros((0, 5))), "has no items, its shape is (0, 5)"),
         (gzip.compress(idx_bytes(NOISE), mtime=0)[:1500], "...end-of-stream..."),
-        (gzip.compress(GOOD, mtime=0)[:5], "...end-of-stream..."),
         (gzip.compress(GOOD, mtime=0)[:-4] + b"\0\0\0\0", "Incorrect length..."),
-        (gzip.compress(idx_bytes(NOISE), mtime=0)[:200] + bytes(100), "..."),
         (b"\x1f\x8b" + b"junk" * 9, "..."),
     ],
 )

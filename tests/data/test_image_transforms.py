@@ -8,6 +8,7 @@ from refusal import refused
 
 from ccfl_jax.data.image_transforms import CHANNELS, crop_and_flip, prepare_images, scale
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 crop = jax.jit(crop_and_flip, static_argnums=2)
 
 
