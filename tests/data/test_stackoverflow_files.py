@@ -115,8 +115,8 @@ MESSAGE = "serialized_example_proto"
         (f"ALTER TABLE examples RENAME COLUMN {MESSAGE} TO proto; "
          f"ALTER TABLE examples ADD COLUMN {MESSAGE} AS (zeroblob(9)) VIRTUAL",
          f"its table examples has no column {MESSAGE}"),
-        ("DROP INDEX of_client; PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = 'CREATE "
-         f"VIRTUAL TABLE examples USING fts4(split_name, client_id, {MESSAGE})' "
+        ("DROP INDEX of_client; PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = "
+         f"'CREATE VIRTUAL TABLE examples USING fts4(split_name, client_id, {MESSAGE})' "
          "WHERE name = 'examples'", "has no table examples"),
         ("ALTER TABLE client_metadata RENAME TO m; "
          "CREATE VIEW client_metadata AS SELECT client_id, split_name, num_examples FROM m",

@@ -94,14 +94,6 @@ def test_pooled_block_equals_flax_with_gradients(shape, features, kernel_size, l
     assert_same_function(ours.apply, flax_pooled(features, kernel_size), random_params(ours, x), x)
 
 
-def test_without_a_bias():
-    x = normal((2, 6, 7, 3))
-    ours, flax = (C(4, (3, 3), padding="SAME", use_bias=False) for C in (Conv, nn.Conv))
-    variables = random_params(ours, x)
-    assert list(variables["params"]) == ["kernel"]
-    assert_same_function(ours.apply, flax.apply, variables, x)
-
-
 def test_parameters_start_as_in_flax():
     key, x = jax.random.key(5), normal((1, 6, 6, 3))
     models = Conv(7, (3, 2), (2, 1)), ConvReluPool(7, (3, 2)), nn.Conv(7, (3, 2))
@@ -142,14 +134,16 @@ def test_every_geometry_gives_the_formula(size, kernel_size, strides, edges):
 @pytest.mark.parametrize(
     ("ours", "flax"),
     [
-        *((Conv(5, (3, 2), (2, 2), "SAME", lowering=name), flax_conv(5, (3, 2), (2, 2), "SAME"))
-          for name in LOWERINGS),
+        *((Conv(5, (3, 2), (2, 2), "SAME", use_bias=False, lowering=name),
+           flax_conv(5, (3, 2), (2, 2), "SAME", use_bias=False)) for name in LOWERINGS),
         (ConvReluPool(5, (3, 2), "banded"), flax_pooled(5, (3, 2))),
     ],
 )  # fmt: skip
-def test_float64_gradients_equal_flax(x64, ours, flax):
+def test_float64_and_no_bias_equal_flax_with_gradients(x64, ours, flax):
     x = normal((2, 9, 10, 2), dtype=np.float64)
-    assert_same_function(ours.apply, flax, random_params(ours, x, np.float64), x, 1e-13)
+    variables = random_params(ours, x, np.float64)
+    assert ("bias" in variables["params"]) == isinstance(ours, ConvReluPool)
+    assert_same_function(ours.apply, flax, variables, x, 1e-13)
 
 
 def assert_integers_equal(ours, reference, seed, dtype=jnp.float32):

@@ -8,7 +8,7 @@ from small_models import Dropping, losses_by_hand, problem
 
 import ccfl_jax as ccfl
 from ccfl_jax.algorithm.client_update import Client, build_local
-from ccfl_jax.data.image_transforms import crop_and_flip, prepare_images
+from ccfl_jax.data.image_transforms import prepare_images
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SHAPE = (6, 7, 2)  # so large that no view is all border
@@ -66,8 +66,11 @@ def test_one_pass_measures_the_views_that_the_step_saw(augmented):
 
 
 def test_preparing_takes_no_draw_from_the_model():
-    """Dropout falls as without `prepare`, and the key of `prepare` is none that dropout has."""
-    batch, mask = {"x": np.ones((5, 4), np.float32), "y": np.zeros(5, np.int32)}, np.ones(5, bool)
+    """Dropout falls as without `prepare`, and the key of `prepare` is none that dropout has.
+
+    Bytes that are still bytes when they are prepared are scaled as without it.
+    """
+    batch, mask = {"x": np.full((5, 4), 99, np.uint8), "y": np.zeros(5, np.int32)}, np.ones(5, bool)
     bare, params = problem(Dropping())
     seen = []
 
@@ -96,12 +99,3 @@ def test_every_client_and_step_draws_its_own_views(augmented):
     assert (np.abs(second - first) > 1e-4).sum() > 25
     assert len(np.unique(first.round(4))) > 20  # 27 different views expected
     np.testing.assert_array_equal(first, again)
-
-
-def test_what_is_prepared_as_bytes_is_still_scaled():
-    def prepare(x, key):
-        return x if key is None else crop_and_flip(key, x)
-
-    (plain, params), (task, _) = problem(shape=SHAPE), problem(shape=SHAPE, prepare=prepare)
-    found, expected = (t.metrics(params, *images_of(5))["loss"][0] for t in (task, plain))
-    assert float(found) == float(expected)

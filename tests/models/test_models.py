@@ -4,13 +4,16 @@ import re
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from refusal import refused
 from same_function import assert_same_function, normal, random_params
 
+import ccfl_jax as ccfl
 from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20
+from ccfl_jax.models.resnet import _features
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 DIGITS, CIFAR = (1, 28, 28, 1), (1, 32, 32, 3)
@@ -67,18 +70,81 @@ class FlaxCNN(nn.Module):
         return x
 
 
+class Narrow(nn.Module):
+    """The ResNets' stages with few features."""
+
+    blocks: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        x = _features(x, (4, 6), self.blocks, self.project, "xla")
+        return nn.Dense(3, name="dense")(x)
+
+
+class FlaxBlock(nn.Module):
+    features: int
+    stride: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        def normed(x, size, stride, name, norm):
+            sizes = (size, size), (stride, stride), "SAME"
+            x = nn.Conv(self.features, *sizes, use_bias=False, name=name)(x)
+            return nn.GroupNorm(2, name=norm)(x)
+
+        y = nn.relu(normed(x, 3, self.stride, "conv1", "norm1"))
+        y = normed(y, 3, 1, "conv2", "norm2")
+        if x.shape != y.shape and self.project:
+            x = normed(x, 1, self.stride, "shortcut", "shortcut_norm")
+        elif x.shape != y.shape:
+            x = jnp.zeros_like(y).at[..., 1 : self.features - 1].set(x[:, ::2, ::2])
+        return nn.relu(x + y)
+
+
+class FlaxResNet(nn.Module):
+    blocks: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(4, (3, 3), padding="SAME", use_bias=False, name="conv")(x)
+        x = nn.relu(nn.GroupNorm(2, name="norm")(x))
+        for stage, features in ((1, 4), (2, 6)):
+            for block in range(1, self.blocks + 1):
+                stride = 2 if stage > 1 and block == 1 else 1
+                name = f"stage{stage}_block{block}"
+                x = FlaxBlock(features, stride, self.project, name=name)(x)
+        return nn.Dense(3, name="dense")(x.mean((1, 2)))
+
+
 @pytest.mark.parametrize(
     ("model", "flax", "shape"),
     [
         (CNN(), FlaxCNN((6, 16), "VALID", (120, 84, 10)), (2, 18, 17, 1)),
         (McMahanCNN(lowering="xla"), FlaxCNN((32, 64), "SAME", (512, 10)), (2, 6, 5, 2)),
+        (Narrow(1, project=False), FlaxResNet(1, project=False), (2, 6, 6, 3)),
+        (Narrow(2, project=True), FlaxResNet(2, project=True), (2, 6, 6, 3)),
     ],
-    ids=["NIID-Bench", "McMahan"],
+    ids=["NIID-Bench", "McMahan", "ResNet20", "ResNet18"],
 )
 def test_convolutional_networks_are_those_of_flax(model, flax, shape):
-    """Values and gradients, and so a step of SGD."""
+    """Values and gradients, and so a step of SGD; no row has a part in another's."""
     x = normal(shape)
     assert_same_function(model.apply, flax.apply, random_params(flax, x), x)
+
+
+@pytest.mark.slow
+def test_every_parameter_of_resnet20_has_a_gradient():
+    x = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    batch, key = {"x": x, "y": np.array([3, 7])}, jax.random.key(0)
+    task = ccfl.classification_task(ResNet20(), (32, 32, 3), 10)
+    observe = jax.jit(jax.value_and_grad(task.observe, has_aux=True))
+    (loss, _), gradient = observe(task.init(key), batch, np.ones(2, bool), key)
+    assert 1 < float(loss) < 5  # about log 10 before training
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0, path
 
 
 def products(function, *args):

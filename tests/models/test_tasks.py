@@ -36,12 +36,6 @@ class Normed(nn.Module):
 
 class WithBatchNorm(nn.Module):
     @nn.compact
-    def __call__(self, x):
-        return nn.BatchNorm(use_running_average=False)(nn.Dense(3)(x))
-
-
-class WithBatchNormAndTrain(nn.Module):
-    @nn.compact
     def __call__(self, x, train):
         return nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
 
@@ -147,8 +141,6 @@ def test_a_model_of_nans_has_no_accuracy():
     params = jax.tree.map(lambda a: a * np.nan, params)
     metrics = task.metrics(params, BATCH, ALL)
     assert np.isnan(metrics["loss"][0]) and np.isnan(metrics["accuracy"][0])
-    found = ccfl.evaluate(task, params, BATCH, 5)
-    assert np.isnan(found["loss"]) and np.isnan(found["accuracy"])
 
 
 def test_ties_go_to_the_first_class():
@@ -191,11 +183,10 @@ def test_nnx_factories_draw_by_the_key_and_modules_keep_their_parameters():
     ("model", "found"),
     [
         (WithBatchNorm(), "batch_stats"),
-        (WithBatchNormAndTrain(), "batch_stats"),
         (NnxBatchNorm, "BatchStat"),
         (NnxBatchNorm(nnx.Rngs(0)), "BatchStat"),
     ],
-    ids=["linen", "linen train", "nnx factory", "nnx module"],
+    ids=["linen", "nnx factory", "nnx module"],
 )
 def test_batch_statistics_are_refused_with_the_cure(model, found):
     message = "model: expected parameters only; ...GroupNorm..., found {} beside its parameters"
