@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusal import refused
 
-from ccfl_jax.data.image_transforms import CHANNELS, crop_and_flip, prepare_images, scale
+from ccfl_jax.data.image_transforms import CHANNELS, crop_and_flip, prepare_images
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 crop = jax.jit(crop_and_flip, static_argnums=2)
@@ -92,23 +92,6 @@ def test_channels_are_normalised_by_the_formula(name):
             found = prepare(jnp.asarray(x), key)
             assert found.dtype == jnp.float32
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-
-
-def test_crops_come_first_so_the_border_is_black():
-    mean, std = np.array(CHANNELS["cifar10"])
-    white, black = (1 - mean) / std, -mean / std
-    x, key = jnp.full((5, 8, 8, 3), 255, jnp.uint8), jax.random.key(4)
-    found = np.asarray(jax.jit(prepare_images(CHANNELS["cifar10"], augment=True))(x, key))
-    outside = np.asarray(crop(key, x))[..., 0] == 0
-    assert 0.2 < outside.mean() < 0.6  # 1 - (1 - 20/9 / 8)^2 = 0.48 expected
-    np.testing.assert_allclose(found[outside], np.tile(black, (outside.sum(), 1)), atol=1e-5)
-    np.testing.assert_allclose(found[~outside], np.tile(white, ((~outside).sum(), 1)), atol=1e-5)
-
-
-def test_evaluation_and_unasked_augmentation_change_nothing():
-    x = bytes_of(5, 8, 8, 3)
-    np.testing.assert_array_equal(prepare_images(augment=True)(x, None), scale(x))
-    np.testing.assert_array_equal(prepare_images()(x, jax.random.key(0)), scale(x))
 
 
 @pytest.mark.parametrize("padding", [-1, 1.5, True])

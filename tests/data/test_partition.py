@@ -122,24 +122,21 @@ def zeros_of_the_first(labels, num_clients, alpha, by, seeds):
     return np.array([(labels[parts[0]] == 0).sum() for parts in splits])
 
 
-def test_shares_by_label_have_the_dirichlet_variance():
-    # The first class is cut among all n clients: p_0 ~ Beta(alpha, (n - 1) alpha).
-    n, alpha = 5, 0.7
-    first = zeros_of_the_first(np.repeat(np.arange(2), 1000), n, alpha, "label", 1500) / 1000
-    variance = (1 / n) * (1 - 1 / n) / (n * alpha + 1)
-    assert abs(np.mean(first) - 1 / n) < 5 * np.sqrt(variance / 1500)
-    assert 0.85 < np.var(first) / variance < 1.15
-
-
-def test_shares_by_client_have_the_dirichlet_variance():
-    # The first client draws s labels from q ~ Dir(2 alpha p) with nothing used up yet: the share of
-    # class 0 has variance v + (p (1 - p) - v) / s, where v = p (1 - p) / (2 alpha + 1).
-    p, alpha, s = 0.25, 3.0, 200
-    first = zeros_of_the_first(np.repeat([0, 1, 1, 1], s), 4, alpha, "client", 1500) / s
-    v = p * (1 - p) / (2 * alpha + 1)
-    variance = v + (p * (1 - p) - v) / s
-    assert abs(np.mean(first) - p) < 5 * np.sqrt(variance / 1500)
-    assert 0.85 < np.var(first) / variance < 1.15
+# By label, the first of two classes is cut among all 5 clients: a client's share of it has the
+# distribution Beta(0.7, 4 * 0.7). By client, the first of 4 draws 200 labels from
+# q ~ Dir(2 * 3 * (1/4, 3/4)) with nothing used up yet: its share of class 0 has the variance
+# v + (p (1 - p) - v) / 200, where v = p (1 - p) / (2 * 3 + 1).
+@pytest.mark.parametrize(
+    ("by", "classes", "labels", "clients", "alpha", "mean", "variance"),
+    [
+        ("label", [0, 1], 1000, 5, 0.7, 1 / 5, 4 / 25 / (5 * 0.7 + 1)),
+        ("client", [0, 1, 1, 1], 200, 4, 3.0, 1 / 4, 3 / 16 * (1 / 7 + (1 - 1 / 7) / 200)),
+    ],
+)
+def test_shares_have_the_dirichlet_variance(by, classes, labels, clients, alpha, mean, variance):
+    own = zeros_of_the_first(np.repeat(classes, labels), clients, alpha, by, 1500) / labels
+    assert abs(np.mean(own) - mean) < 5 * np.sqrt(variance / 1500)
+    assert 0.85 < np.var(own) / variance < 1.15
 
 
 def test_draws_by_client_are_one_at_a_time_without_replacement():
@@ -210,7 +207,6 @@ LABELS = "labels: expected a 1-D integer array, found"
         ({"by": "class"}, "by: expected 'label', 'client', found 'class'"),
         ({"seed": -1}, f"{SEED} -1"),
         ({"seed": 2**32}, f"{SEED} 4294967296"),
-        ({"seed": None}, f"{SEED} None"),
         ({"labels": np.zeros(100)}, f"{LABELS} float64 (100,)"),
         ({"labels": np.zeros((100, 1), int)}, f"{LABELS} int64 (100, 1)"),
     ],

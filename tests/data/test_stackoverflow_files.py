@@ -20,6 +20,9 @@ from ccfl_jax.data.readers.tf_example import encode_example
 def test_a_compressed_file_is_decompressed_once(tmp_path, monkeypatch, suffix):
     expected = load(write(tmp_path / "plain").parent)
     source = packed(write(tmp_path / "packed", name="stackoverflow"), suffix)
+    if suffix == ".xz":  # which may be several streams
+        content = lzma.decompress(source.read_bytes())
+        source.write_bytes(lzma.compress(content[:70]) + lzma.compress(content[70:]))
     equal(load(tmp_path / "packed"), expected)
     (kept,) = (tmp_path / "packed" / "cache").iterdir()
     assert kept.name.startswith("stackoverflow-") and kept.suffix == ".sqlite"
@@ -80,16 +83,6 @@ def test_damaged_databases_are_refused_every_time(tmp_path, suffix, damage, mess
         refused(f"{source}: {message}", load, tmp_path)
     if "end-of-stream" in message:
         assert not list((tmp_path / "cache").iterdir())
-
-
-def test_several_streams_are_one_file(tmp_path):
-    expected = load(write(tmp_path / "plain").parent)
-    path = write(tmp_path / "a")
-    content = path.read_bytes()
-    path.unlink()
-    streams = lzma.compress(content[:70]) + lzma.compress(content[70:])
-    path.with_name(path.name + ".xz").write_bytes(streams)
-    equal(load(tmp_path / "a"), expected)
 
 
 def test_a_message_quotes_no_more_than_a_little_of_a_file(tmp_path):

@@ -39,30 +39,23 @@ def as_png(array):
 
 def make_builder(name, encode):
     """A TFDS data set of COUNTS images; image k has the label k % 3 and the grey level 10 k."""
-
-    def info(self):
-        features = {
+    features = tfds.features.FeaturesDict(
+        {
             "image": tfds.features.Image(shape=SHAPE),
             "label": tfds.features.ClassLabel(num_classes=3),
         }
-        return tfds.core.DatasetInfo(
-            builder=self,
-            features=tfds.features.FeaturesDict(features),
-            supervised_keys=("image", "label"),
-        )
-
-    def generate(self, count):
-        for k in range(count):
-            yield k, {"image": encode(image(k)), "label": k % 3}
-
-    def splits(self, download_manager):
-        return {split: self._generate_examples(count) for split, count in COUNTS.items()}
-
+    )
     members = {
         "VERSION": tfds.core.Version("1.0.0"),
-        "_info": info,
-        "_generate_examples": generate,
-        "_split_generators": splits,
+        "_info": lambda self: tfds.core.DatasetInfo(
+            builder=self, features=features, supervised_keys=("image", "label")
+        ),
+        "_generate_examples": lambda self, count: (
+            (k, {"image": encode(image(k)), "label": k % 3}) for k in range(count)
+        ),
+        "_split_generators": lambda self, _: {
+            split: self._generate_examples(count) for split, count in COUNTS.items()
+        },
         "__module__": __name__,
     }
     return type(name, (tfds.core.GeneratorBasedBuilder,), members)

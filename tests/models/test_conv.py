@@ -52,14 +52,11 @@ def flax_conv(*args, **kwargs):
     # Odd and even sizes, one and several tiles a row, rows and columns that no kernel reaches,
     # kernels larger than their input.
     [
-        slow((10, 12, 6), 7, (5, 5), (1, 1), "VALID"),
         ((6, 27, 2), 7, (3, 1), (1, 1), "VALID"),
-        slow((13, 17, 3), 5, (4, 2), (1, 1), "SAME"),
         slow((6, 6, 2), 3, (7, 7), (1, 1), "SAME"),
         slow((7, 9, 3), 4, (1, 1), (1, 1), "VALID"),
         slow((16, 16, 4), 8, (3, 3), (2, 2), "SAME"),
         ((11, 13, 4), 8, (3, 3), (2, 2), "SAME"),
-        slow((14, 13, 2), 6, (5, 4), (2, 2), "VALID"),
         slow((12, 9, 3), 4, (1, 1), (2, 2), "SAME"),
         ((8, 17, 2), 5, (2, 7), (1, 2), "SAME"),
         slow((9, 8, 3), 5, (2, 3), (3, 1), "VALID"),
@@ -79,7 +76,6 @@ def test_conv_equals_flax_with_gradients(shape, features, kernel_size, strides, 
     [
         slow((10, 12, 6), 7, (5, 5), "banded"),
         ((13, 17, 3), 7, (4, 2), "banded"),
-        slow((6, 27, 2), 7, (3, 1), "banded"),
         slow((5, 7, 2), 7, (1, 6), "banded"),
         slow((7, 14, 2), 7, (3, 3), "banded"),
         ((9, 12, 1), 3, (2, 7), "banded"),
@@ -117,7 +113,7 @@ def pairs(least, most):
     return st.tuples(st.integers(least, most), st.integers(least, most))
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(pairs(1, 12), pairs(1, 7), pairs(1, 3), st.tuples(pairs(0, 3), pairs(0, 3)))
 def test_every_geometry_gives_the_formula(size, kernel_size, strides, edges):
     size = np.maximum(size, kernel_size)
