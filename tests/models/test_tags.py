@@ -35,9 +35,8 @@ PARAMS = random_table()
 
 
 @functools.cache
-def tags(**options):
+def tags(vocabulary=5, **options):
     """The task of seven tags, each of its functions as one program."""
-    vocabulary = options.pop("vocabulary", 5)
     return compiled(ccfl.tags_task(TagLogistic(vocabulary, 7), (4,), 7, **options))
 
 
@@ -252,7 +251,7 @@ def test_a_rate_as_local_optimiser_is_optax_sgd():
 
 def test_bfloat16_leaves_ids_and_parameters_whole():
     """Ids above 256 are no bfloat16 numbers; a step keeps float32 and is that of the gradient."""
-    params, task = random_table(600), tags(vocabulary=600, compute_dtype=jnp.bfloat16)
+    params, task = random_table(600), tags(600, compute_dtype=jnp.bfloat16)
     ids = np.array([[257, 511, -1, 3], [599, 300, 301, 302], [1, 1, 2, -1]], np.int32)
     batch = {"x": ids, "y": TAGS}
     logits = expected_logits(ids, params)
