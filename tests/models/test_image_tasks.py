@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from data_files import legal_views
 from small_models import Dropping, losses_by_hand, problem
 
 import ccfl_jax as ccfl
@@ -29,10 +30,7 @@ def augmented():
 
 def loss_of_each_view(params, image, label):
     """The losses of one image's 162 shifted and mirrored views, normalised, in float64."""
-    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
-    windows = [padded[r : r + 6, c : c + 7] for r in range(9) for c in range(9)]
-    views = np.array([v for window in windows for v in (window, window[:, ::-1])])
-    x = (views / 255 - np.array([[[[0.4, 0.6]]]])) / np.array([[[[0.2, 0.3]]]])
+    x = (legal_views(image, 4) / 255 - np.array([[[[0.4, 0.6]]]])) / np.array([[[[0.2, 0.3]]]])
     return losses_by_hand(params["Dense_0"], x.reshape(162, -1), np.full(162, label))[0]
 
 
