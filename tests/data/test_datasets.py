@@ -199,25 +199,17 @@ def test_synthetic_follows_its_formula():
     np.testing.assert_array_equal(found_y, logits.argmax(1))
 
 
-def test_synthetic_is_federated():
-    train, test, indices = fd.synthetic(30)
-    np.testing.assert_array_equal(np.concatenate(indices), np.arange(train["y"].size))
-    assert min(map(len, indices)) >= 40
-    for part in (train, test):
-        assert part["x"].dtype == np.float32
-        assert part["y"].dtype == part["client"].dtype == np.int32
-    natural = fd.partition_natural(train["client"])
-    assert len(natural) == 30
-    assert all((a == b).all() for a, b in zip(natural, indices, strict=True))
-
-
-def test_load_dataset_gives_the_default_synthetic():
-    train, test = fd.load_dataset("synthetic")
-    expected_train, expected_test, _ = fd.synthetic(100, 1.0, 1.0, 0)
-    assert set(train["y"]) == set(range(fd.NUM_CLASSES["synthetic"]))
-    for name in ("x", "y", "client"):
-        np.testing.assert_array_equal(train[name], expected_train[name])
-        np.testing.assert_array_equal(test[name], expected_test[name])
+def test_the_default_synthetic_is_federated():
+    parts, (*expected, indices) = fd.load_dataset("synthetic"), fd.synthetic(100, 1.0, 1.0, 0)
+    for part, same in zip(parts, expected, strict=True):
+        for name, dtype in (("x", np.float32), ("y", np.int32), ("client", np.int32)):
+            np.testing.assert_array_equal(part[name], same[name])
+            assert part[name].dtype == dtype
+    assert set(parts[0]["y"]) == set(range(fd.NUM_CLASSES["synthetic"]))
+    np.testing.assert_array_equal(np.concatenate(indices), np.arange(parts[0]["y"].size))
+    assert len(indices) == 100 and min(map(len, indices)) >= 40
+    for own, rows in zip(fd.partition_natural(parts[0]["client"]), indices, strict=True):
+        np.testing.assert_array_equal(own, rows)
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,6 @@ SIZE = "expected [..., h, w, channels] with h >= {} and w >= {}, found input sha
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        (Conv(2, (3, 3), padding="CIRCULAR"), IMAGE, f"{PADDING} 'CIRCULAR'"),
         (Conv(2, (3, 3), padding=((1, 1), (1, 1))), IMAGE, f"{PADDING} ((1, 1), (1, 1))"),
         (Conv(2, (3, 3)), (1, 2, 8, 1), SIZE.format(3, 3, (1, 2, 8, 1))),
         (Conv(2, (3, 3), padding="SAME"), (8, 8), SIZE.format(1, 1, (8, 8))),
@@ -258,7 +257,6 @@ SIZE = "expected [..., h, w, channels] with h >= {} and w >= {}, found input sha
         (Conv(0, (3, 3)), IMAGE, "expected features >= 1, found 0"),
         (ConvReluPool(2, (3, 5)), (1, 8, 5, 1), SIZE.format(4, 6, (1, 8, 5, 1))),
         (ConvReluPool(2, (3, 5)), (8, 8), SIZE.format(4, 6, (8, 8))),
-        (ConvReluPool(2, (3, 5), "fft"), IMAGE, f"{LOWERING} 'fft'"),
     ],
 )
 def test_bad_input_is_refused_by_name(model, shape, message):

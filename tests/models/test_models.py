@@ -124,10 +124,11 @@ class FlaxResNet(nn.Module):
     [
         (CNN(), FlaxCNN((6, 16), "VALID", (120, 84, 10)), (2, 18, 17, 1)),
         (McMahanCNN(lowering="xla"), FlaxCNN((32, 64), "SAME", (512, 10)), (2, 6, 5, 2)),
-        (Narrow(1, project=False), FlaxResNet(1, project=False), (2, 6, 6, 3)),
-        (Narrow(2, project=True), FlaxResNet(2, project=True), (2, 6, 6, 3)),
+        (Narrow(1, False), FlaxResNet(1, False), (2, 6, 6, 3)),
+        (Narrow(1, True), FlaxResNet(1, True), (2, 6, 6, 3)),
+        pytest.param(Narrow(2, True), FlaxResNet(2, True), (2, 6, 6, 3), marks=pytest.mark.slow),
     ],
-    ids=["NIID-Bench", "McMahan", "ResNet20", "ResNet18"],
+    ids=["NIID-Bench", "McMahan", "ResNet20", "ResNet18", "ResNet18, two blocks"],
 )
 def test_convolutional_networks_are_those_of_flax(model, flax, shape):
     """Values and gradients, and so a step of SGD; no row has a part in another's."""
@@ -167,7 +168,6 @@ def test_a_metrics_pass_on_the_same_batch_costs_no_product():
 
     # Forward 5; backward two for each layer but the first, whose input gradient nobody uses.
     assert products(step_and_metrics, params, x, y) == 5 + 2 * 5 - 1
-    assert products(jax.grad(loss, argnums=(0, 1)), params, x, y) == 5 + 2 * 5
 
 
 @pytest.mark.parametrize(
