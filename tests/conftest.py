@@ -35,6 +35,14 @@ def programs_let_go():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def quickly_compiled():
+    """What a program computes does not depend on LLVM's effort, half the time of compiling."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture
 def x64():
     """The test runs with 64-bit JAX."""

@@ -1,4 +1,4 @@
-"""Small files of the image data sets, in their published forms."""
+"""Small files of the image data sets, in their published forms; the views of an image."""
 
 import gzip
 
@@ -47,3 +47,12 @@ def write_fashion(folder, suffix=""):
         (folder / (name + suffix)).write_bytes(
             gzip.compress(content, mtime=0) if suffix else content
         )
+
+
+def legal_views(image, padding):
+    """`[views, h, w, c]`: each shift by up to `padding` pixels, as it is and mirrored."""
+    height, width, _ = image.shape
+    padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+    shifts = [(row, column) for row in range(2 * padding + 1) for column in range(2 * padding + 1)]
+    windows = [padded[row : row + height, column : column + width] for row, column in shifts]
+    return np.array([view for window in windows for view in (window, window[:, ::-1])])

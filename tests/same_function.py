@@ -7,6 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def compiled(task):
+    """The task with each of its functions as one program."""
+    return task._make(function and jax.jit(function) for function in task)
+
+
 def normal(shape, seed=0, scale=1.0, dtype=np.float32):
     return jnp.asarray(scale * np.random.default_rng(seed).normal(size=shape), dtype)
 
@@ -15,6 +20,12 @@ def random_params(model, x, dtype=np.float32):
     """Parameters of the model's shapes, biases too, without the initialisers."""
     shapes, tree = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0), x))
     return tree.unflatten([normal(s.shape, i, 0.3, dtype) for i, s in enumerate(shapes)])
+
+
+def size(model, shape):
+    """The number of parameters for inputs of this shape."""
+    variables = jax.eval_shape(model.init, jax.random.key(0), np.zeros(shape, np.float32))
+    return sum(leaf.size for leaf in jax.tree.leaves(variables))
 
 
 @functools.partial(jax.jit, static_argnums=0)

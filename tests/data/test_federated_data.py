@@ -35,22 +35,6 @@ def test_clients_hold_their_rows_in_order():
     assert data.client(1)["x"].shape == (0, 2, 2)
 
 
-@given(st.lists(st.lists(st.integers(0, 8)), min_size=1, max_size=6))
-def test_any_row_lists_come_back(rows):
-    data = build(rows, n=9)
-    assert len(data) == len(rows)
-    for client, expected in enumerate(rows):
-        np.testing.assert_array_equal(data.client(client)["y"], np.array(expected, int) % 3)
-
-
-def test_many_clients_cost_two_arrays():
-    rows = np.split(np.zeros(50_000, np.int64), 25_000)
-    data = build(rows)
-    assert len(data) == 25_000
-    # One leaf per array, then the row numbers and the offsets: no Python object per client.
-    assert [leaf.shape for leaf in jax.tree.leaves(data)[2:]] == [(50_000,), (25_001,)]
-
-
 def test_dtypes_are_kept_or_narrowed():
     given_arrays = {
         "byte": np.zeros(2, np.uint8),
@@ -89,15 +73,11 @@ def test_later_writes_to_the_input_change_nothing():
 def test_is_an_argument_of_compiled_functions():
     @jax.jit
     def total(data):
-        ends = data.offsets[1:]
-        assert len(data) == 3
-        return data.arrays["x"].astype(jnp.int32).sum(), data.sizes, ends
+        return data, data.arrays["x"].astype(jnp.int32).sum(), data.sizes * len(data)
 
-    data = build(ROWS)
-    number, sizes, _ = total(data)
-    assert number == np.arange(24).sum()
-    np.testing.assert_array_equal(sizes, [2, 0, 3])
-    assert isinstance(jax.tree.map(lambda leaf: leaf, data), fd.FederatedData)
+    data, number, sizes = total(build(ROWS))
+    assert isinstance(data, fd.FederatedData) and number == np.arange(24).sum()
+    np.testing.assert_array_equal(sizes, [6, 0, 9])
 
 
 def test_no_other_client_exists():
@@ -123,21 +103,16 @@ VECTOR = "expected a 1-D integer array, found"
         ({"x": 1.0}, [[0]], "array 'x': expected a leading sample axis, found a scalar"),
         ({"x": np.zeros((0, 3))}, [[]], "arrays: expected 1 to 2147483647 rows, found 0"),
         ({"x": np.array(["a"])}, [[0]], "array 'x': expected bools ..., found dtype <U1"),
-        ({"x": np.array([None])}, [[0]], "array 'x': expected bools ..., found dtype object"),
         ({"x": np.array([1, 2**31])}, [[0]],
          "array 'x': expected values of int32 ..., found 1 to 2147483648"),
-        ({"x": np.array([2**32], np.uint64)}, [[0]],
-         "array 'x': expected values of uint32 ..., found 4294967296 to 4294967296"),
         (ONE, [], "indices: expected at least one client, found none"),
         (ONE, [[0], [1, 3]], "indices of client 1: expected rows 0 to 2, found 3"),
         (ONE, [[0], [], [2, -1]], "indices of client 2: expected rows 0 to 2, found -1"),
-        (ONE, [[2**62]], f"indices of client 0: expected rows 0 to 2, found {2**62}"),
         (ONE, [np.array([2**64 - 1], np.uint64), [1]],
          f"indices of client 0: expected rows 0 to 2, found {2**64 - 1}"),
         (ONE, [[0], [1.0]], f"indices of client 1: {VECTOR} float64 (1,)"),
         (ONE, [[True]], f"indices of client 0: {VECTOR} bool (1,)"),
         (ONE, [[[0, 1]]], f"indices of client 0: {VECTOR} int64 (1, 2)"),
-        (ONE, [0, 1], f"indices of client 0: {VECTOR} int64 ()"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_one_line(bad_arrays, rows, message):
@@ -188,8 +163,10 @@ def test_offsets_that_do_not_fit_are_refused(indices, offsets, message):
     st.integers(0, 4),
 )
 def test_only_keeps_these_clients_and_empties_the_others(rows, clients, spare):
+    """From data on the host and on a device."""
     clients = np.array([c % len(rows) for c in clients], int)
-    data = fd.FederatedData.from_offsets(arrays(9), *flat(rows))
+    host = fd.FederatedData.from_offsets(arrays(9), *flat(rows))
+    data = build(rows, 9) if spare % 2 else host
     total = sum(len(rows[c]) for c in set(clients))
     for padded in (None, max(total, 1) + spare):
         piece = data.only(clients, padded)
@@ -228,40 +205,25 @@ def test_only_refuses(clients, rows, message):
     refused(message, build(ROWS).only, clients, rows)
 
 
-def test_only_reads_data_on_a_device_too():
-    piece = build(ROWS).only([2])
-    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(piece))
-    np.testing.assert_array_equal(piece.client(2)["y"], np.array([5, 1, 3]) % 3)
-
-
-def test_136_million_rows_of_350_000_clients_need_no_object_per_client():
-    clients, total = 350_000, 136_000_000
-    offsets = np.linspace(0, total, clients + 1).astype(np.int32)
-    zeros = {"x": np.zeros((1, 4), np.uint8)}
-    rows = np.broadcast_to(np.int32(0), total)  # as long as the real thing, and 4 bytes
-    named = np.arange(0, clients, 350)
+def test_two_billion_rows_of_350_000_clients_need_no_object_per_client():
+    clients, total = 350_000, 2**31 + 5  # offsets of more than 32 bits
+    offsets = np.linspace(0, total, clients + 1).astype(np.int64)
+    rows = np.broadcast_to(np.int32(2), total)  # as long as the real thing, and 4 bytes
+    named = np.arange(0, clients, 5000)
     tracemalloc.start()
-    data = fd.FederatedData.from_offsets(zeros, rows, offsets)
+    data = fd.FederatedData.from_offsets({"x": np.arange(3)}, rows, offsets)
     _, peak_built = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     piece = data.only(named)
     _, peak_cut = tracemalloc.get_traced_memory()
     objects = sum(stat.count for stat in tracemalloc.take_snapshot().statistics("filename"))
     tracemalloc.stop()
-    assert piece.sizes.sum() == np.diff(offsets)[named].sum() == 388_000
-    assert objects < 1000
-    # A few arrays as long as the offsets (2.8 MB), and as the rows of 1,000 clients (3.1 MB).
-    assert peak_built < 10e6 and peak_cut < 30e6
-
-
-def test_offsets_beyond_32_bits_are_kept_on_the_host():
-    total = 2**31 + 5
-    rows, offsets = np.broadcast_to(np.int32(2), total), np.array([0, 3, total - 2, total])
-    data = fd.FederatedData.from_offsets({"x": np.arange(3)}, rows, offsets)
     np.testing.assert_array_equal(data.offsets, offsets)
-    piece = data.only([0, 2])
-    assert piece.offsets.tolist() == [0, 3, 3, 5] and piece.offsets.dtype == np.int32
-    assert piece.client(2)["x"].tolist() == [2, 2]
+    assert piece.offsets.dtype == np.int32 and (piece.client(345_000)["x"] == 2).all()
+    assert piece.sizes.sum() == np.diff(offsets)[named].sum()
+    assert objects < 1000
+    # A few arrays as long as the offsets (2.8 MB), and as the rows of 70 clients (3.4 MB).
+    assert peak_built < 10e6 and peak_cut < 30e6
 
 
 def test_labels_outside_the_range_are_refused_with_value_and_count():

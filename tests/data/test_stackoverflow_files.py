@@ -5,11 +5,10 @@ import errno
 import lzma
 import shutil
 import sqlite3
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from corpus import MANY, ROWS, equal, load, many, packed, post, write
+from corpus import ROWS, equal, load, packed, write
 from refusal import refused
 
 from ccfl_jax.data.readers import vocabulary
@@ -20,6 +19,9 @@ from ccfl_jax.data.readers.tf_example import encode_example
 def test_a_compressed_file_is_decompressed_once(tmp_path, monkeypatch, suffix):
     expected = load(write(tmp_path / "plain").parent)
     source = packed(write(tmp_path / "packed", name="stackoverflow"), suffix)
+    if suffix == ".xz":  # which may be several streams
+        content = lzma.decompress(source.read_bytes())
+        source.write_bytes(lzma.compress(content[:70]) + lzma.compress(content[70:]))
     equal(load(tmp_path / "packed"), expected)
     (kept,) = (tmp_path / "packed" / "cache").iterdir()
     assert kept.name.startswith("stackoverflow-") and kept.suffix == ".sqlite"
@@ -60,18 +62,13 @@ def test_without_room_nothing_is_kept(tmp_path, monkeypatch):
     [
         ("", lambda c: b"", "has no table examples"),
         ("", lambda c: b"word 1\n" * 50, "file is not a database"),
-        ("", lambda c: c[:99], "...malformed..."),
         ("", lambda c: c[:-1], "has ... bytes, its header says ..."),
         ("", lambda c: c[:-4096], "...malformed..."),
-        ("", lambda c: c + b"\0", "has ... bytes, its header says ..."),
         ("", lambda c: c[:4096] + b"\xff" * (len(c) - 4096), "...malformed..."),
-        ("", lambda c: c[:108] + b"\xee" * 3000 + c[3108:], "..."),
         (".xz", lambda c: b"", "...end-of-stream..."),
         (".xz", lambda c: lzma.compress(c)[:-20], "...end-of-stream..."),
-        (".xz", lambda c: lzma.compress(c)[:300] + b"\0" * 200, "..."),
         (".xz", lambda c: c, "...format not supported..."),
         (".xz", lambda c: lzma.compress(b"text"), "file is not a database"),
-        (".xz", lambda c: lzma.compress(c[:5000]), "...malformed..."),
         (".lzma", lambda c: lzma.compress(c, lzma.FORMAT_ALONE)[:-20], "...end-of-stream..."),
     ],
 )
@@ -85,26 +82,6 @@ def test_damaged_databases_are_refused_every_time(tmp_path, suffix, damage, mess
         refused(f"{source}: {message}", load, tmp_path)
     if "end-of-stream" in message:
         assert not list((tmp_path / "cache").iterdir())
-
-
-def test_several_streams_are_one_file(tmp_path):
-    expected = load(write(tmp_path / "plain").parent)
-    path = write(tmp_path / "a")
-    content = path.read_bytes()
-    path.unlink()
-    streams = lzma.compress(content[:70]) + lzma.compress(content[70:])
-    path.with_name(path.name + ".xz").write_bytes(streams)
-    equal(load(tmp_path / "a"), expected)
-
-
-def test_what_the_schema_says_is_a_table_is_none(tmp_path):
-    path = write(tmp_path, index=None)
-    with contextlib.closing(sqlite3.connect(path)) as db, db:
-        db.execute("PRAGMA writable_schema = ON")
-        columns = "split_name, client_id, serialized_example_proto"
-        virtual = f"CREATE VIRTUAL TABLE examples USING fts4({columns})"
-        db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'examples'", (virtual,))
-    refused(f"{path}: has no table examples", load, tmp_path)
 
 
 def test_a_message_quotes_no_more_than_a_little_of_a_file(tmp_path):
@@ -130,9 +107,9 @@ MESSAGE = "serialized_example_proto"
         (f"ALTER TABLE examples RENAME COLUMN {MESSAGE} TO proto; "
          f"ALTER TABLE examples ADD COLUMN {MESSAGE} AS (zeroblob(9)) VIRTUAL",
          f"its table examples has no column {MESSAGE}"),
-        ("ALTER TABLE examples RENAME TO other", "has no table examples"),
-        (f"ALTER TABLE examples RENAME COLUMN {MESSAGE} TO proto",
-         f"its table examples has no column {MESSAGE}"),
+        ("DROP INDEX of_client; PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = "
+         f"'CREATE VIRTUAL TABLE examples USING fts4(split_name, client_id, {MESSAGE})' "
+         "WHERE name = 'examples'", "has no table examples"),
         ("ALTER TABLE client_metadata RENAME TO m; "
          "CREATE VIEW client_metadata AS SELECT client_id, split_name, num_examples FROM m",
          "has no table client_metadata"),
@@ -140,6 +117,8 @@ MESSAGE = "serialized_example_proto"
         ("UPDATE client_metadata SET client_id = client_id || x'0a'", "client '10\\n' of the ..."),
         ("UPDATE client_metadata SET num_examples = 2 WHERE client_id = '8'",
          "client '8' of the split ... has 1 examples, client_metadata says 2"),
+        ("UPDATE client_metadata SET num_examples = 1 WHERE client_id = '10'",
+         "client '10' of the split train has 3 examples, client_metadata says 1"),
         ("UPDATE client_metadata SET num_examples = 'two'", "client_metadata has the row ..."),
         ("UPDATE client_metadata SET num_examples = -1", "client_metadata has the row ..."),
         ("UPDATE client_metadata SET client_id = 9", "client_metadata has the row ..."),
@@ -147,22 +126,14 @@ MESSAGE = "serialized_example_proto"
          "client_metadata has two rows of '9' in the split train"),
         ("UPDATE client_metadata SET num_examples = 0",
          "client_metadata: expected 1 to 16384 examples in the split train ..., found 0"),
-        ("UPDATE client_metadata SET num_examples = 30000 WHERE split_name = 'test'",
-         "client_metadata: expected 1 to 16384 examples in the split test ..., found 60000"),
         ("UPDATE client_metadata SET num_examples = 9223372036854775807",
          "client_metadata: expected 1 to ..., found 27670116110564327421"),
-        ("DELETE FROM client_metadata WHERE split_name = 'test'",
-         "client_metadata: expected 1 to ... examples in the split test ..., found 0"),
         ("DELETE FROM examples WHERE client_id = '10'",
          "client '10' of the split train has 0 examples, client_metadata says 3"),
         (f"UPDATE examples SET {MESSAGE} = 'text'",
          "client '10': expected an example as a blob, found str"),
-        (f"UPDATE examples SET {MESSAGE} = NULL",
-         "client '10': expected an example as a blob, found NoneType"),
         (f"UPDATE examples SET {MESSAGE} = x'0a05'",
          "client '10': example: expected a serialised tf.train.Example, found Error parsing..."),
-        (f"UPDATE examples SET {MESSAGE} = x''",
-         "client '10': an example has not just one text title"),
         ("ALTER TABLE examples RENAME TO e; CREATE TABLE examples (split_name, "
          f"client_id COLLATE NOCASE, {MESSAGE}); "
          f"INSERT INTO examples SELECT split_name, 'A', {MESSAGE} FROM e; "
@@ -179,31 +150,12 @@ def test_databases_of_another_form_are_refused(tmp_path, statement, message):
     refused(f"{source}: {message}", load, tmp_path)
 
 
-@pytest.mark.parametrize("said", [1, 3])
-def test_drawn_clients_are_compared_with_the_metadata(tmp_path, said):
-    made = many()
-    made["rows"] = [row for row in made["rows"] if row[1] != "0"]
-    made["rows"] += [("train", "0", post("w0", "train", "t0"))] * 2
-    counts = Counter((client, split) for split, client, _ in made["rows"])
-    counts["0", "train"] = said
-    write(tmp_path, **made, metadata=[(*key, count) for key, count in counts.items()])
-    drawn = 0
-    for seed in range(30):
-        try:
-            load(tmp_path, 5, seed, max_test=1, **MANY)
-        except ValueError as error:
-            assert "client '0' of the split train has 2 examples" in str(error)
-            assert str(error).endswith(f"client_metadata says {said}")
-            drawn += 1
-    assert 0 < drawn < 30
-
-
 def test_an_example_needs_one_text_of_each_kind(tmp_path):
-    for title in ({}, {"title": [b"a", b"b"]}, {"title": [1]}, {"title": [0.5]}):
+    for k, title in enumerate(({}, {"title": [b"a", b"b"]}, {"title": [1]})):
         message = encode_example({**title, "tokens": [b"a"], "tags": [b"java"]})
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        path = write(folder, [("train", "1", message), *ROWS])
-        refused(f"{path}: client '1': an example has not just one text title", load, folder)
+        path = write(tmp_path / str(k), [("train", "1", message), *ROWS])
+        message = f"{path}: client '1': an example has not just one text title"
+        refused(message, load, path.parent)
 
 
 def test_a_database_in_use_is_refused(tmp_path):
@@ -227,22 +179,16 @@ WORD = "expected a new word and a count not above the one before, found "
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("word_count", b"", "expected at least vocabulary=5 words, found 0"),
         ("word_count", b"a 2\nb 1\n", "expected at least vocabulary=5 words, found 2"),
         ("word_count", b"a 2\nb\nc 1\n", WORD + "b'b\\n' in line 2"),
         ("word_count", b"a 2\nb 3\n", WORD + "b'b 3\\n' in line 2"),
         ("word_count", b"a 2\na 2\n", WORD + "b'a 2\\n' in line 2"),
         ("word_count", b"a 2\nb -1\n", WORD + "b'b -1\\n' in line 2"),
-        ("word_count", b"a two\n", WORD + "b'a two\\n' in line 1"),
         ("word_count", b"a 1 2\n", WORD + "b'a 1 2\\n' in line 1"),
-        ("word_count", b"\n", WORD + "b'\\n' in line 1"),
         ("word_count", b"a" * 5000, WORD + f"b'{'a' * 40}' in line 1"),
-        ("word_count", b"SQLite format 3\0", WORD + "b'SQLite format 3\\x00' in line 1"),
-        ("tag_count", b"", "...Expecting value..."),
         ("tag_count", b'{"a": 1, "b": 2, "c"', "...Expecting..."),
         ("tag_count", b'{"a": 1, "b": 2}', "expected at least num_tags=3 tags, found 2"),
         ("tag_count", b"[1, 2, 3]", "expected a JSON object of integers, found other JSON"),
-        ("tag_count", b'{"a": 1, "b": 2.5, "c": 1}', "expected a JSON object of integers, ..."),
         ("tag_count", b'{"a": 1, "b": true, "c": 1}', "expected a JSON object of integers, ..."),
         ("tag_count", b'{"a": 1, "b": 2, "\\ud800": 3}', "...surrogates not allowed..."),
         ("tag_count", b"\xff\xfe\xfd", "...decode..."),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusal import refused
 from same_function import (
     assert_close,
     assert_same_function,
@@ -21,35 +22,15 @@ from same_function import (
 from ccfl_jax.models import Conv, ConvReluPool
 from ccfl_jax.models.lowerings import conv2d, default_lowering
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 LOWERINGS = ("xla", "shifted", "banded")
-# (input, features, kernel, strides, padding): odd and even sizes, one and several tiles a row,
-# rows and columns that no kernel reaches, kernels larger than their input.
-CASES = [
-    ((10, 12, 6), 7, (5, 5), (1, 1), "VALID"),
-    ((6, 27, 2), 7, (3, 1), (1, 1), "VALID"),
-    ((13, 17, 3), 5, (4, 2), (1, 1), "SAME"),
-    ((6, 6, 2), 3, (7, 7), (1, 1), "SAME"),
-    ((7, 9, 3), 4, (1, 1), (1, 1), "VALID"),
-    ((16, 16, 4), 8, (3, 3), (2, 2), "SAME"),
-    ((11, 13, 4), 8, (3, 3), (2, 2), "SAME"),
-    ((14, 13, 2), 6, (5, 4), (2, 2), "VALID"),
-    ((12, 9, 3), 4, (1, 1), (2, 2), "SAME"),
-    ((8, 17, 2), 5, (2, 7), (1, 2), "SAME"),
-    ((9, 8, 3), 5, (2, 3), (3, 1), "VALID"),
-]
-# (input, features, kernel): also tiles whose patch is no whole number of tiles wide, one feature
-# in one window, and rows and columns that no window reaches.
-POOLED = [
-    ((10, 12, 6), 7, (5, 5)),
-    ((13, 17, 3), 7, (4, 2)),
-    ((6, 27, 2), 7, (3, 1)),
-    ((5, 7, 2), 7, (1, 6)),
-    ((7, 14, 2), 7, (3, 3)),
-    ((9, 12, 1), 3, (2, 7)),
-    ((5, 3, 1), 1, (2, 2)),
-]
 
 
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@functools.cache
 def flax_pooled(features, kernel_size):
     conv = nn.Conv(features, kernel_size, padding="VALID")
 
@@ -60,13 +41,27 @@ def flax_pooled(features, kernel_size):
 
 
 @functools.cache
-def flax_conv(features, kernel_size, strides, padding):
+def flax_conv(*args, **kwargs):
     """`flax.linen.Conv`; one for each setting, so that its gradients are compiled once."""
-    return nn.Conv(features, kernel_size, strides, padding).apply
+    return nn.Conv(*args, **kwargs).apply
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize(("shape", "features", "kernel_size", "strides", "padding"), CASES)
+@pytest.mark.parametrize(
+    ("shape", "features", "kernel_size", "strides", "padding"),
+    # Odd and even sizes, one and several tiles a row, rows and columns that no kernel reaches,
+    # kernels larger than their input.
+    [
+        ((6, 27, 2), 7, (3, 1), (1, 1), "VALID"),
+        slow((6, 6, 2), 3, (7, 7), (1, 1), "SAME"),
+        slow((7, 9, 3), 4, (1, 1), (1, 1), "VALID"),
+        slow((16, 16, 4), 8, (3, 3), (2, 2), "SAME"),
+        ((11, 13, 4), 8, (3, 3), (2, 2), "SAME"),
+        slow((12, 9, 3), 4, (1, 1), (2, 2), "SAME"),
+        ((8, 17, 2), 5, (2, 7), (1, 2), "SAME"),
+        slow((9, 8, 3), 5, (2, 3), (3, 1), "VALID"),
+    ],
+)
 def test_conv_equals_flax_with_gradients(shape, features, kernel_size, strides, padding, lowering):
     x = normal((3, *shape))
     ours = Conv(features, kernel_size, strides, padding, lowering=lowering)
@@ -74,100 +69,68 @@ def test_conv_equals_flax_with_gradients(shape, features, kernel_size, strides, 
     assert_same_function(ours.apply, flax, random_params(ours, x), x)
 
 
-@pytest.mark.parametrize(("shape", "features", "kernel_size"), POOLED)
-def test_fused_block_equals_flax_with_gradients(shape, features, kernel_size):
+@pytest.mark.parametrize(
+    ("shape", "features", "kernel_size", "lowering"),
+    # Also tiles whose patch is no whole number of tiles wide, one feature in one window, and rows
+    # and columns that no window reaches.
+    [
+        slow((10, 12, 6), 7, (5, 5), "banded"),
+        ((13, 17, 3), 7, (4, 2), "banded"),
+        slow((5, 7, 2), 7, (1, 6), "banded"),
+        slow((7, 14, 2), 7, (3, 3), "banded"),
+        ((9, 12, 1), 3, (2, 7), "banded"),
+        ((5, 3, 1), 1, (2, 2), "banded"),
+        ((5, 3, 1), 1, (2, 2), "xla"),
+        ((5, 3, 1), 1, (2, 2), "shifted"),
+    ],
+)
+def test_pooled_block_equals_flax_with_gradients(shape, features, kernel_size, lowering):
     x = normal((3, *shape))
-    ours = ConvReluPool(features, kernel_size, "banded")
-    flax = flax_pooled(features, kernel_size)
-    assert_same_function(ours.apply, flax, random_params(ours, x), x)
-
-
-@pytest.mark.parametrize("lowering", ["xla", "shifted"])
-def test_unfused_block_equals_flax_with_gradients(lowering):
-    x = normal((3, 13, 17, 3))
-    ours = ConvReluPool(7, (4, 2), lowering)
-    assert_same_function(ours.apply, flax_pooled(7, (4, 2)), random_params(ours, x), x)
-
-
-def test_without_a_bias():
-    x = normal((2, 6, 7, 3))
-    ours, flax = (C(4, (3, 3), padding="SAME", use_bias=False) for C in (Conv, nn.Conv))
-    variables = random_params(ours, x)
-    assert list(variables["params"]) == ["kernel"]
-    assert_same_function(ours.apply, flax.apply, variables, x)
+    ours = ConvReluPool(features, kernel_size, lowering)
+    assert_same_function(ours.apply, flax_pooled(features, kernel_size), random_params(ours, x), x)
 
 
 def test_parameters_start_as_in_flax():
     key, x = jax.random.key(5), normal((1, 6, 6, 3))
     models = Conv(7, (3, 2), (2, 1)), ConvReluPool(7, (3, 2)), nn.Conv(7, (3, 2))
     conv, block, flax = jax.jit(lambda key: [model.init(key, x) for model in models])(key)
-    assert_close(conv, flax, 0)
-    assert_close(block, flax, 0)
+    assert_close([conv, block], [flax, flax], 0)
 
 
-def numpy_conv(x, kernel, strides=(1, 1)):
-    """`y[b, p, q, o] = sum x[b, p sh + u, q sw + v, i] k[u, v, i, o]`, position by position."""
-    (kh, kw, _, features), (sh, sw) = kernel.shape, strides
-    height, width = (x.shape[1] - kh) // sh + 1, (x.shape[2] - kw) // sw + 1
-    y = np.zeros((x.shape[0], height, width, features))
-    for p in range(height):
-        for q in range(width):
-            window = x[:, p * sh : p * sh + kh, q * sw : q * sw + kw]
-            y[:, p, q] = np.tensordot(window, kernel, 3)
-    return y
+def pairs(least, most):
+    return st.tuples(st.integers(least, most), st.integers(least, most))
 
 
-def test_every_geometry_gives_the_formula():
-    @settings(max_examples=12)
-    @given(
-        size=st.tuples(st.integers(1, 12), st.integers(1, 12)),
-        kernel_size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
-        strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-        edges=st.tuples(*[st.tuples(st.integers(0, 3), st.integers(0, 3))] * 2),
-        lowering=st.sampled_from(LOWERINGS),
-    )
-    def check(size, kernel_size, strides, edges, lowering):
-        size = [max(n, k) for n, k in zip(size, kernel_size, strict=True)]
-        x, kernel = normal((2, *size, 2)), normal((*kernel_size, 2, 3), 1)
-        got = jax.jit(conv2d, static_argnums=(2, 3, 4))(x, kernel, strides, edges, lowering)
-        padded = np.pad(np.float64(x), [(0, 0), *edges, (0, 0)])
-        want = numpy_conv(padded, np.float64(kernel), strides)
-        assert got.shape == want.shape
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * max(1, np.abs(want).max()))
-
-    check()
+@settings(max_examples=6)
+@given(pairs(1, 12), pairs(1, 7), pairs(1, 3), st.tuples(pairs(0, 3), pairs(0, 3)))
+def test_every_geometry_gives_the_formula(size, kernel_size, strides, edges):
+    """`y[b, p, q, o] = sum x[b, p sh + u, q sw + v, i] k[u, v, i, o]`, in float64."""
+    size = np.maximum(size, kernel_size)
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, *size, 2)), rng.normal(size=(*kernel_size, 2, 3))
+    padded = np.pad(x, [(0, 0), *edges, (0, 0)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel_size, (1, 2))
+    want = np.einsum("bpqiuv,uvio->bpqo", windows[:, :: strides[0], :: strides[1]], kernel)
+    with jax.enable_x64(True):
+        found = jax.jit(lambda *args: [conv2d(*args, strides, edges, name) for name in LOWERINGS])
+        for got in found(x, kernel):
+            assert got.shape == want.shape and got.dtype == np.float64
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
 
 
-def test_float64_equals_the_formula(x64):
-    rng = np.random.default_rng(3)
-    x, kernel, bias = (rng.normal(size=s) for s in [(2, 9, 11, 2), (3, 2, 2, 5), (5,)])
-    y = numpy_conv(x, kernel) + bias.reshape(1, 1, 1, 5)
-    pooled = np.maximum(y[:, :6, :10], 0).reshape(2, 3, 2, 5, 2, 5).max((2, 4))
-    # SAME, stride 2: ceil(9 / 2) = 5 rows read 4 * 2 + 3 = 11, one more at each end; ceil(11 / 2)
-    # = 6 columns read 5 * 2 + 2 = 12, one more at the end.
-    edges = [(0, 0), (1, 1), (0, 1), (0, 0)]
-    strided = numpy_conv(np.pad(x, edges), kernel, (2, 2)) + bias.reshape(1, 1, 1, 5)
-    variables = {"params": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}}
-    for lowering in LOWERINGS:
-        for model, want in [
-            (Conv(5, (3, 2), lowering=lowering), y),
-            (Conv(5, (3, 2), (2, 2), "SAME", lowering=lowering), strided),
-            (ConvReluPool(5, (3, 2), lowering), pooled),
-        ]:
-            got = jax.jit(model.apply)(variables, jnp.asarray(x))
-            assert got.dtype == jnp.float64
-            np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
-
-
-def test_float64_gradients_equal_flax(x64):
+@pytest.mark.parametrize(
+    ("ours", "flax"),
+    [
+        *((Conv(5, (3, 2), (2, 2), "SAME", use_bias=False, lowering=name),
+           flax_conv(5, (3, 2), (2, 2), "SAME", use_bias=False)) for name in LOWERINGS),
+        (ConvReluPool(5, (3, 2), "banded"), flax_pooled(5, (3, 2))),
+    ],
+)  # fmt: skip
+def test_float64_and_no_bias_equal_flax_with_gradients(x64, ours, flax):
     x = normal((2, 9, 10, 2), dtype=np.float64)
-    flax = flax_conv(5, (3, 2), (2, 2), "SAME")
-    for lowering in LOWERINGS:
-        ours = Conv(5, (3, 2), (2, 2), "SAME", lowering=lowering)
-        assert_same_function(ours.apply, flax, random_params(ours, x, np.float64), x, 1e-13)
-    block = ConvReluPool(5, (3, 2), "banded")
-    variables = random_params(block, x, np.float64)
-    assert_same_function(block.apply, flax_pooled(5, (3, 2)), variables, x, 1e-13)
+    variables = random_params(ours, x, np.float64)
+    assert ("bias" in variables["params"]) == isinstance(ours, ConvReluPool)
+    assert_same_function(ours.apply, flax, variables, x, 1e-13)
 
 
 def assert_integers_equal(ours, reference, seed, dtype=jnp.float32):
@@ -187,26 +150,24 @@ def assert_integers_equal(ours, reference, seed, dtype=jnp.float32):
         np.testing.assert_array_equal(np.asarray(g, np.float32), w)
 
 
-def test_ties_go_to_the_first_as_in_xla():
-    block, pooled = ConvReluPool(8, (2, 3)).apply, flax_pooled(8, (2, 3))
+BLOCK = ConvReluPool(8, (2, 3))
 
-    @given(seed=st.integers(0, 2**32 - 1))
-    def check(seed):
-        assert_integers_equal(block, pooled, seed)
 
-    check()
+@given(seed=st.integers(0, 2**32 - 1))
+def test_ties_go_to_the_first_as_in_xla(seed):
+    assert_integers_equal(BLOCK.apply, flax_pooled(8, (2, 3)), seed)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_bfloat16_is_kept(lowering):
-    block = ConvReluPool(8, (2, 3), lowering)
-    assert_integers_equal(block.apply, flax_pooled(8, (2, 3)), 0, jnp.bfloat16)
     conv = Conv(8, (2, 3), (2, 2), "SAME", lowering=lowering)
     flax = flax_conv(8, (2, 3), (2, 2), "SAME")
     assert_integers_equal(conv.apply, flax, 0, jnp.bfloat16)
+    if lowering == "banded":
+        assert_integers_equal(BLOCK.apply, flax_pooled(8, (2, 3)), 0, jnp.bfloat16)
 
 
-def test_a_nan_comes_through():
+def test_a_nan_stays_in_the_windows_that_hold_it():
     x = jnp.zeros((1, 6, 6, 1)).at[0, 0, 0, 0].set(jnp.nan)
     model = ConvReluPool(2, (3, 3))
     out = jax.jit(model.apply)(random_params(model, x), x)
@@ -216,47 +177,40 @@ def test_a_nan_comes_through():
 @pytest.mark.parametrize(
     "model",
     [
-        *(Conv(4, (3, 3), lowering=lowering) for lowering in LOWERINGS),
         *(Conv(4, (3, 3), (2, 1), "SAME", lowering=lowering) for lowering in LOWERINGS),
         ConvReluPool(4, (3, 3)),
-        ConvReluPool(4, (3, 3), "shifted"),
     ],
 )
 def test_vmap_over_parameters_equals_a_loop_over_clients(model):
-    x = normal((3, 2, 9, 10, 1))
-    params = [random_params(model, x[c]) for c in range(3)]
-    params = [jax.tree.map(lambda a, c=c: a * (1 - c), p) for c, p in enumerate(params)]
+    x = normal((3, 2, 7, 6, 1))
+    first = random_params(model, x[0])
+    params = [jax.tree.map(lambda a, c=c: a * (1 - c), first) for c in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-    weight = normal((3, *jax.eval_shape(model.apply, params[0], x[0]).shape), 9)
-
-    def gradients(variables, x, weight):
-        return value_and_pullback(model.apply, variables, x, weight)
-
+    weight = normal((3, *jax.eval_shape(model.apply, first, x[0]).shape), 9)
+    gradients = functools.partial(value_and_pullback.__wrapped__, model.apply)
     got = jax.jit(jax.vmap(gradients))(stacked, x, weight)
-    alone = [gradients(params[c], x[c], weight[c]) for c in range(3)]
+    alone = [value_and_pullback(model.apply, *one) for one in zip(params, x, weight, strict=True)]
     assert_close(got, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone), 1e-5)
 
 
 @pytest.mark.parametrize("model", [Conv(4, (3, 3), (1, 2), "SAME"), ConvReluPool(4, (3, 3))])
-def test_any_leading_axes(model):
-    x = normal((2, 3, 6, 7, 1))
-    variables, apply = random_params(model, x), jax.jit(model.apply)
-    nested = apply(variables, x)
-    flat = apply(variables, x.reshape(6, 6, 7, 1))
-    assert_close(nested.reshape(flat.shape), flat, 1e-6)
-    assert_close(nested[1, 2], apply(variables, x[1, 2]), 1e-6)
+def test_any_leading_axes_and_integer_pixels(model):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 6, 7, 1), dtype=np.uint8)
+    variables = random_params(model, pixels)
 
+    @jax.jit
+    def applied(pixels):
+        x = jnp.float32(pixels)
+        shapes = pixels, x, x.reshape(6, 6, 7, 1), x[1, 2]
+        return [model.apply(variables, images) for images in shapes]
 
-def test_pixels_may_be_integers():
-    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 7, 7, 1), dtype=np.uint8))
-    model = ConvReluPool(2, (2, 2))
-    variables, apply = random_params(model, x), jax.jit(model.apply)
-    assert_close(apply(variables, x), apply(variables, jnp.float32(x)), 1e-6)
+    whole, nested, flat, one = applied(pixels)
+    assert_close([whole, nested.reshape(flat.shape), nested[1, 2]], [nested, flat, one], 1e-6)
 
 
 def traced(model, channels):
     """The program of a forward pass on 32 x 32 images, before XLA sees it."""
-    x = jnp.zeros((2, 32, 32, channels))
+    x = jax.ShapeDtypeStruct((2, 32, 32, channels), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), x)
     return str(jax.make_jaxpr(model.apply)(variables, x))
 
@@ -281,33 +235,30 @@ def test_the_default_is_that_of_the_table():
         assert times[chosen] <= 1.1 * min(times.values()), kernel
 
 
+IMAGE = (1, 8, 8, 1)
+PADDING = "expected 'VALID', 'SAME', found padding"
+PAIR = "expected two integers >= 1, found"
+LOWERING = "expected 'xla', 'shifted', 'banded', None, found lowering"
+SIZE = "expected [..., h, w, channels] with h >= {} and w >= {}, found input shape {}"
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        (Conv(2, (3, 3), padding="CIRCULAR"), (1, 8, 8, 1), "found padding 'CIRCULAR', legal"),
-        (Conv(2, (3, 3), padding=((1, 1), (1, 1))), (1, 8, 8, 1), "legal: 'VALID', 'SAME'"),
-        (Conv(2, (3, 3)), (1, 2, 8, 1), "(1, 2, 8, 1), legal: [..., h, w, channels] with h >= 3"),
-        (Conv(2, (3, 3), padding="SAME"), (8, 8), "with h >= 1 and w >= 1"),
-        (Conv(2, 3), (1, 8, 8, 1), "expected two integers >= 1, found kernel_size 3"),
-        (Conv(2, (0, 3)), (1, 8, 8, 1), "expected two integers, found kernel_size (0, 3)"),
-        (Conv(2, (3, 2.5)), (1, 8, 8, 1), "expected two integers, found kernel_size (3, 2.5)"),
-        (Conv(2, (3, 3), 2), (1, 8, 8, 1), "expected two integers, found strides 2"),
-        (Conv(2, (3, 3), (1, 0)), (1, 8, 8, 1), "expected two integers, found strides (1, 0)"),
-        (Conv(2, (3, 3), (1,)), (1, 8, 8, 1), "expected two integers, found strides (1,)"),
-        (Conv(2, (3, 3), lowering="winograd"), (1, 8, 8, 1), "found lowering 'winograd', legal"),
-        (Conv(2, (3, 3), lowering=""), (1, 8, 8, 1), "legal: 'xla', 'shifted', 'banded', None"),
-        (Conv(0, (3, 3)), (1, 8, 8, 1), "expected features >= 1, found 0"),
-        (ConvReluPool(2, (3, 5)), (1, 8, 5, 1), "with h >= 4 and w >= 6"),
-        (
-            ConvReluPool(2, (3, 5)),
-            (8, 8),
-            "expected [..., h, w, channels], found input shape (8, 8)",
-        ),
-        (ConvReluPool(2, (3, 5), "fft"), (1, 8, 8, 1), "expected 'xla', found lowering 'fft'"),
+        (Conv(2, (3, 3), padding=((1, 1), (1, 1))), IMAGE, f"{PADDING} ((1, 1), (1, 1))"),
+        (Conv(2, (3, 3)), (1, 2, 8, 1), SIZE.format(3, 3, (1, 2, 8, 1))),
+        (Conv(2, (3, 3), padding="SAME"), (8, 8), SIZE.format(1, 1, (8, 8))),
+        (Conv(2, 3), IMAGE, f"{PAIR} kernel_size 3"),
+        (Conv(2, (0, 3)), IMAGE, f"{PAIR} kernel_size (0, 3)"),
+        (Conv(2, (3, 2.5)), IMAGE, f"{PAIR} kernel_size (3, 2.5)"),
+        (Conv(2, (3, 3), 2), IMAGE, f"{PAIR} strides 2"),
+        (Conv(2, (3, 3), (1,)), IMAGE, f"{PAIR} strides (1,)"),
+        (Conv(2, (3, 3), lowering=""), IMAGE, f"{LOWERING} ''"),
+        (Conv(0, (3, 3)), IMAGE, "expected features >= 1, found 0"),
+        (ConvReluPool(2, (3, 5)), (1, 8, 5, 1), SIZE.format(4, 6, (1, 8, 5, 1))),
+        (ConvReluPool(2, (3, 5)), (8, 8), SIZE.format(4, 6, (8, 8))),
     ],
 )
 def test_bad_input_is_refused_by_name(model, shape, message):
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))
-    text = str(error.value)
-    assert text.startswith(type(model).__name__) and "\n" not in text
+    x = np.zeros(shape, np.float32)
+    refused(f"{type(model).__name__}: {message}", jax.eval_shape, model.init, jax.random.key(0), x)

@@ -1,4 +1,4 @@
-"""Models: the networks against Flax's and against their formulas."""
+"""The networks against Flax's and their formulas: sizes, values, gradients, refusals."""
 
 import re
 
@@ -8,9 +8,144 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusal import refused
 from same_function import assert_same_function, normal, random_params
 
-from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN
+import ccfl_jax as ccfl
+from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20, TagLogistic
+from ccfl_jax.models.resnet import _features
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+DIGITS, CIFAR = (1, 28, 28, 1), (1, 32, 32, 3)
+
+
+def resnet(widths, blocks, project):
+    """Kernels, norms (a scale and a bias after each kernel) and the dense layer."""
+    kernels, norms, before = 9 * 3 * widths[0], 2 * widths[0], widths[0]
+    for width in widths:
+        kernels += 9 * before * width + (2 * blocks - 1) * 9 * width * width
+        norms += 2 * blocks * 2 * width
+        if project and width != before:
+            kernels, norms = kernels + before * width, norms + 2 * width
+        before = width
+    return kernels + norms + before * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "expected"),
+    [
+        (CNN(), DIGITS, 6 * 26 + 16 * 151 + 120 * 257 + 84 * 121 + 10 * 85),
+        # 28 x 28 pooled twice is 7 x 7.
+        (McMahanCNN(), DIGITS, 32 * 26 + 64 * 801 + 512 * 3137 + 10 * 513),
+        (MLP(), DIGITS, 784 * 200 + 200 + 200 * 10 + 10),
+        (MLP(features=()), DIGITS, 784 * 10 + 10),
+        (Logistic(10), DIGITS, 784 * 10 + 10),
+        (TagLogistic(), (1, 8), 10_000 * 500 + 500),
+        (ResNet20(), CIFAR, resnet((16, 32, 64), 3, project=False)),
+        (ResNet18(), CIFAR, resnet((64, 128, 256, 512), 2, project=True)),
+    ],
+)
+def test_number_of_parameters_is_the_published_one(model, shape, expected):
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros(shape, np.int32))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == expected
+    said = re.search(r"([\d,]{6,}) parameters", type(model).__doc__)
+    assert said is None or int(said[1].replace(",", "")) == expected
+
+
+class FlaxCNN(nn.Module):
+    """Convolutions, relu and pooling, then a dense layer of each width."""
+
+    convolutions: tuple
+    padding: str
+    dense: tuple
+
+    @nn.compact
+    def __call__(self, x):
+        for k, features in enumerate(self.convolutions, 1):
+            x = nn.relu(nn.Conv(features, (5, 5), padding=self.padding, name=f"conv{k}")(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        x = x.reshape(x.shape[0], -1)
+        for k, width in enumerate(self.dense, 1):
+            x = nn.Dense(width, name=f"dense{k}")(x if k == 1 else nn.relu(x))
+        return x
+
+
+class Narrow(nn.Module):
+    """The ResNets' stages with few features."""
+
+    blocks: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        x = _features(x, (4, 6), self.blocks, self.project, "xla")
+        return nn.Dense(3, name="dense")(x)
+
+
+class FlaxBlock(nn.Module):
+    features: int
+    stride: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        def normed(x, size, stride, name, norm):
+            sizes = (size, size), (stride, stride), "SAME"
+            x = nn.Conv(self.features, *sizes, use_bias=False, name=name)(x)
+            return nn.GroupNorm(2, name=norm)(x)
+
+        y = nn.relu(normed(x, 3, self.stride, "conv1", "norm1"))
+        y = normed(y, 3, 1, "conv2", "norm2")
+        if x.shape != y.shape and self.project:
+            x = normed(x, 1, self.stride, "shortcut", "shortcut_norm")
+        elif x.shape != y.shape:
+            x = jnp.zeros_like(y).at[..., 1 : self.features - 1].set(x[:, ::2, ::2])
+        return nn.relu(x + y)
+
+
+class FlaxResNet(nn.Module):
+    blocks: int
+    project: bool
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(4, (3, 3), padding="SAME", use_bias=False, name="conv")(x)
+        x = nn.relu(nn.GroupNorm(2, name="norm")(x))
+        for stage, features in ((1, 4), (2, 6)):
+            for block in range(1, self.blocks + 1):
+                stride = 2 if stage > 1 and block == 1 else 1
+                name = f"stage{stage}_block{block}"
+                x = FlaxBlock(features, stride, self.project, name=name)(x)
+        return nn.Dense(3, name="dense")(x.mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("model", "flax", "shape"),
+    [
+        (CNN(), FlaxCNN((6, 16), "VALID", (120, 84, 10)), (2, 18, 17, 1)),
+        (McMahanCNN(lowering="xla"), FlaxCNN((32, 64), "SAME", (512, 10)), (2, 6, 5, 2)),
+        (Narrow(1, False), FlaxResNet(1, False), (2, 6, 6, 3)),
+        (Narrow(1, True), FlaxResNet(1, True), (2, 6, 6, 3)),
+        pytest.param(Narrow(2, True), FlaxResNet(2, True), (2, 6, 6, 3), marks=pytest.mark.slow),
+    ],
+    ids=["NIID-Bench", "McMahan", "ResNet20", "ResNet18", "ResNet18, two blocks"],
+)
+def test_convolutional_networks_are_those_of_flax(model, flax, shape):
+    """Values and gradients, and so a step of SGD; no row has a part in another's."""
+    x = normal(shape)
+    assert_same_function(model.apply, flax.apply, random_params(flax, x), x)
+
+
+@pytest.mark.slow
+def test_every_parameter_of_resnet20_has_a_gradient():
+    x = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    batch, key = {"x": x, "y": np.array([3, 7])}, jax.random.key(0)
+    task = ccfl.classification_task(ResNet20(), (32, 32, 3), 10)
+    observe = jax.jit(jax.value_and_grad(task.observe, has_aux=True))
+    (loss, _), gradient = observe(task.init(key), batch, np.ones(2, bool), key)
+    assert 1 < float(loss) < 5  # about log 10 before training
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0, path
 
 
 def products(function, *args):
@@ -20,7 +155,7 @@ def products(function, *args):
 
 
 def test_a_metrics_pass_on_the_same_batch_costs_no_product():
-    x, y = normal((4, 16, 16, 1)), jnp.arange(4)
+    x, y = normal((4, 16, 16, 1)), np.arange(4)
     params = random_params(CNN(), x)
 
     def loss(params, x, y):
@@ -33,116 +168,61 @@ def test_a_metrics_pass_on_the_same_batch_costs_no_product():
 
     # Forward 5; backward two for each layer but the first, whose input gradient nobody uses.
     assert products(step_and_metrics, params, x, y) == 5 + 2 * 5 - 1
-    assert products(jax.grad(loss, argnums=(0, 1)), params, x, y) == 5 + 2 * 5
-
-
-class FlaxCNN(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for name, features in [("conv1", 6), ("conv2", 16)]:
-            x = nn.relu(nn.Conv(features, (5, 5), padding="VALID", name=name)(x))
-            x = nn.max_pool(x, (2, 2), (2, 2))
-        x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(120, name="dense1")(x))
-        x = nn.relu(nn.Dense(84, name="dense2")(x))
-        return nn.Dense(10, name="dense3")(x)
-
-
-def parameters(model, x):
-    variables = jax.eval_shape(model.init, jax.random.key(0), x)
-    return sum(leaf.size for leaf in jax.tree.leaves(variables))
-
-
-def test_cnn_is_that_of_niid_bench():
-    x = normal((5, 28, 28, 1))
-    # 6 * 26 + 16 * 151 + 120 * 257 + 84 * 121 + 10 * 85
-    assert parameters(CNN(), x) == 44_426
-    assert_same_function(CNN().apply, FlaxCNN().apply, random_params(FlaxCNN(), x), x)
-
-
-class FlaxMcMahanCNN(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for name, features in [("conv1", 32), ("conv2", 64)]:
-            x = nn.relu(nn.Conv(features, (5, 5), padding="SAME", name=name)(x))
-            x = nn.max_pool(x, (2, 2), (2, 2))
-        x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(512, name="dense1")(x))
-        return nn.Dense(10, name="dense2")(x)
-
-
-def test_mcmahans_cnn_is_that_of_flax():
-    """Values and gradients, and so a step of SGD; the size is that of the paper."""
-    # 28 x 28 pooled twice is 7 x 7: 32 * 26 + 64 * 801 + 512 * 3137 + 10 * 513
-    assert parameters(McMahanCNN(), normal((1, 28, 28, 1))) == 1_663_370
-    x = normal((3, 12, 9, 2))
-    variables = random_params(FlaxMcMahanCNN(), x)
-    assert_same_function(McMahanCNN().apply, FlaxMcMahanCNN().apply, variables, x)
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "out"),
     [
-        (CNN(num_classes=7), (2, 32, 33, 3), (2, 7)),
-        (CNN(), (2, 16, 16, 1), (2, 10)),
-        (CNN(), (28, 28, 1), (10,)),
+        (CNN(num_classes=7), (32, 33, 3), (7,)),
         (CNN(), (2, 3, 28, 28, 1), (2, 3, 10)),
         (McMahanCNN(num_classes=7), (2, 4, 4, 3), (2, 7)),
         (McMahanCNN(), (2, 3, 28, 28, 1), (2, 3, 10)),
-        (MLP(), (4, 28, 28, 1), (4, 10)),
         (MLP(num_classes=3), (0, 5), (0, 3)),
-        (Logistic(3), (4, 60), (4, 3)),
     ],
 )
 def test_output_shapes(model, shape, out):
-    assert (
-        jax.eval_shape(model.init_with_output, jax.random.key(0), jnp.zeros(shape))[0].shape == out
-    )
+    x = np.zeros(shape, np.float32)
+    found = jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0]
+    assert found.shape == out
 
 
-def test_mlp_equals_its_formula():
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [(MLP((7, 6), 3), ("dense1", "dense2", "dense3")), (Logistic(3), ("dense",))],
+    ids=["mlp", "logistic"],
+)
+def test_dense_models_equal_their_formula(model, layers):
     x = normal((4, 3, 5))
-    model = MLP(features=(7, 6), num_classes=3)
     variables = random_params(model, x)
-    hidden = np.asarray(x, np.float64).reshape(4, 15)
-    for i in (1, 2, 3):
-        layer = jax.tree.map(np.float64, variables["params"][f"dense{i}"])
-        hidden = hidden @ layer["kernel"] + layer["bias"].reshape(1, -1)
-        hidden = np.maximum(hidden, 0) if i < 3 else hidden
+    hidden = np.float64(x).reshape(4, 15)
+    for k, name in enumerate(layers):
+        layer = jax.tree.map(np.float64, variables["params"][name])
+        hidden = (np.maximum(hidden, 0) if k else hidden) @ layer["kernel"] + layer["bias"][None]
     np.testing.assert_allclose(model.apply(variables, x), hidden, rtol=0, atol=1e-5)
 
 
-def test_logistic_equals_its_formula():
-    x = normal((4, 6, 10))
-    model = Logistic(num_classes=5)
-    variables = random_params(model, x)
-    dense = jax.tree.map(np.float64, variables["params"]["dense"])
-    logits = np.float64(x).reshape(4, 60) @ dense["kernel"] + dense["bias"].reshape(1, 5)
-    np.testing.assert_allclose(model.apply(variables, x), logits, rtol=0, atol=1e-5)
-
-
-def test_dense_models_have_the_right_sizes():
-    x = normal((1, 28, 28, 1))
-    assert parameters(MLP(), x) == 784 * 200 + 200 + 200 * 10 + 10
-    assert parameters(MLP(features=()), x) == parameters(Logistic(10), x) == 784 * 10 + 10
+IMAGES = "expected [..., h, w, channels] with {0} x {0} pixels or more, found input shape {1}"
+CLASSES = "expected num_classes >= 1, found 0"
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        (CNN(), (1, 15, 28, 1), "(1, 15, 28, 1), legal: [..., h, w, channels] with 16 x 16"),
-        (CNN(), (28, 28), "expected [..., h, w, channels], found input shape (28, 28)"),
-        (CNN(num_classes=0), (1, 28, 28, 1), "expected num_classes >= 1, found 0"),
-        (McMahanCNN(), (1, 3, 28, 1), "(1, 3, 28, 1), legal: [..., h, w, channels] with 4 x 4"),
-        (McMahanCNN(num_classes=0), (1, 28, 28, 1), "expected num_classes >= 1, found 0"),
+        (CNN(), (1, 15, 28, 1), IMAGES.format(16, (1, 15, 28, 1))),
+        (CNN(), (28, 28), IMAGES.format(16, (28, 28))),
+        (CNN(num_classes=0), DIGITS, CLASSES),
+        (McMahanCNN(), (1, 3, 28, 1), IMAGES.format(4, (1, 3, 28, 1))),
+        (McMahanCNN(num_classes=0), DIGITS, CLASSES),
         (MLP(features=(5, 0)), (1, 4), "expected layer widths >= 1, found (5, 0, 10)"),
         (MLP(), (4,), "expected [b, ...], found input shape (4,)"),
-        (Logistic(0), (1, 4), "expected num_classes >= 1, found 0"),
+        (Logistic(0), (1, 4), CLASSES),
         (Logistic(2), (4,), "expected [b, ...], found input shape (4,)"),
+        (ResNet18(0), CIFAR, CLASSES),
+        (ResNet20(0), CIFAR, CLASSES),
+        (ResNet18(), CIFAR[1:], "expected [b, h, w, channels], found input shape (32, 32, 3)"),
+        (ResNet20(), CIFAR[1:], "expected [b, h, w, channels], found input shape (32, 32, 3)"),
     ],
 )
 def test_bad_input_is_refused_by_name(model, shape, message):
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))
-    text = str(error.value)
-    assert text.startswith(type(model).__name__) and "\n" not in text
+    x = np.zeros(shape, np.float32)
+    refused(f"{type(model).__name__}: {message}", jax.eval_shape, model.init, jax.random.key(0), x)
