@@ -107,3 +107,19 @@ def test_lanes(unit, normalise, lanes):
     """Slots one by one, and in groups of three of which the last is not full; with the units of
     work and normalisations that are not the usual ones."""
     compare(["ams"], "float32", 1e-4, unit, normalise, lanes)
+
+
+def test_one_client_and_server_rate_one_is_plain_sgd():
+    """m = 1, no delay, uploads as they are: x_T is SGD over the same batches, two an epoch."""
+    data, arrays, lists = federated([11])
+    method = ccfl.simulation(softmax_task(), ccfl.cc_fedavg(), LOCAL_LR, BATCH, normalise="none")
+    schedule = ccfl.random_schedule(0, 6, 1, buffer_size=1, max_delay=0)
+    state = method.init(jax.random.key(4))
+    end, _ = ccfl.run_rounds(method.round, state, schedule, data)
+    model = {name: np.asarray(a, np.float64) for name, a in state.params.items()}
+    for t in range(6):
+        for positions in drawn_batches(state.key, t, 0, 0, 11, BATCH, schedule.work[t, 0]):
+            x, y = (arrays[name][lists[0][positions]] for name in "xy")
+            gradient = softmax_gradient(model, x.astype(np.float64), y)
+            model = {name: model[name] - LOCAL_LR * gradient[name] for name in model}
+    assert_trees_close(end.params, model, 1e-5)
