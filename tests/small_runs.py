@@ -28,6 +28,11 @@ def main(*args):
     return train.main(["train", *_BASE, *args])
 
 
+def six(folder, *args):
+    """Runs six rounds, evaluated every second one, unless `args` say otherwise; the exit code."""
+    return main("--rounds=6", "--eval_every=2", f"--out_dir={folder}", *args)
+
+
 def rows_of(folder):
     def refuse(name):
         raise AssertionError(name)

@@ -2,104 +2,89 @@
 
 import csv
 import json
-import sqlite3
 
+import corpus
 import numpy as np
 import pytest
+from data_files import CIFAR, FASHION, LABEL_BYTES, idx_bytes
+from small_runs import assert_refused
 
 from experiments import reproduce
 from experiments.paper import presets
 from experiments.sweeps import results
 
-_SHORT = [
-    "--rounds=5",
-    "--grid=coarse",
-    "--seeds=1",
-    "--eval_every=1",
-    "--num_clients=6",
-    "--local_epochs=1",
-    "--devices=2",
+SHORT = ["--rounds=5", "--grid=coarse", "--seeds=1", "--eval_every=1", "--num_clients=6"]
+SHORT += ["--local_epochs=1", "--devices=2", "--compilation_cache=off"]
+# Models of 3,073 parameters for a label, but for the tags': one rate, fewer trials.
+OWN = {
+    "fig3_gamma": ["--grid_rounds=2", "--seeds=2", "--rounds=3", "--normalise=epochs"],
+    "table3_stackoverflow": ["--local_lr=20", "--max_delay=1", "--model=tags"],
+}
+SEEDS = {"fig3_gamma": 2}
+# One figure of curves and one of a varied number; the others take minutes.
+FAST = ["fig2_fmnist", "fig3_gamma"]
+EVERY = [
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in presets.names()
 ]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with small files of each data set in its true form, learnable ones."""
+    """A folder with small files of each data set in its true form: the brighter, the higher."""
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for labels, rows in ((1, 40), (2, 40)):
-        train = [f"data_batch_{k}.bin" for k in range(1, 6)] if labels == 1 else ["train.bin"]
-        for file in (*train, "test_batch.bin" if labels == 1 else "test.bin"):
-            count = 5 * rows if file == "train.bin" else rows
-            y = rng.integers(0, 10, (count, labels), dtype=np.uint8)
-            x = rng.integers(0, 100, (count, 3072), dtype=np.uint8) + 15 * y[:, -1:]
-            (folder / file).write_bytes(np.concatenate([y, x], axis=1, dtype=np.uint8).tobytes())
-    for part, count in (("train", 200), ("t10k", 40)):
-        y = rng.integers(0, 10, count, dtype=np.uint8)
-        x = (rng.integers(0, 100, (count, 784)) + 15 * y[:, None]).astype(np.uint8)
-        head = bytes([0, 0, 8, 3]) + np.array([count, 28, 28], ">u4").tobytes()
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(head + x.tobytes())
-        head = bytes([0, 0, 8, 1]) + np.array([count], ">u4").tobytes()
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(head + y.tobytes())
-    _stackoverflow(folder, rng)
-    return folder
 
+    def images(count, pixels):
+        labels = np.arange(count) % 10
+        noise = rng.integers(0, 100, (count, pixels))
+        return labels.astype(np.uint8), (noise + 15 * labels[:, None]).astype(np.uint8)
 
-def _stackoverflow(folder, rng):
-    def field(number, payload):
-        return bytes([number << 3 | 2]) + _varint(len(payload)) + payload
-
-    def example(title, tokens, tags):
-        features = b""
-        for name, text in (("title", title), ("tokens", tokens), ("tags", tags)):
-            value = field(1, field(1, text.encode()))  # Feature.bytes_list, BytesList.value
-            features += field(1, field(1, name.encode()) + field(2, value))
-        return field(1, features)
-
-    with sqlite3.connect(folder / "stackoverflow.sqlite") as db:
-        db.execute("CREATE TABLE examples (split_name, client_id, serialized_example_proto)")
-        db.execute("CREATE TABLE client_metadata (client_id, split_name, num_examples)")
-        for split, clients in (("train", 8), ("test", 2)):
-            for k in range(clients):
-                db.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", (f"c{k}", split, 20))
-                for word in rng.integers(0, 50, 20):
-                    message = example(f"w{word}", f"w{word} w{word + 1}", f"t{word % 5}")
-                    db.execute("INSERT INTO examples VALUES (?, ?, ?)", (split, f"c{k}", message))
-    words = "".join(f"w{k} {20_000 - k}\n" for k in range(10_000))
-    (folder / "stackoverflow.word_count").write_text(words)
-    (folder / "stackoverflow.tag_count").write_text(
-        json.dumps({f"t{k}": 1000 - k for k in range(500)})
+    for name, parts in CIFAR.items():
+        for file in parts:
+            y, x = images(200 if file == "train.bin" else 40, 3072)
+            rows = np.concatenate([np.repeat(y[:, None], LABEL_BYTES[name], axis=1), x], axis=1)
+            (folder / file).write_bytes(rows.tobytes())
+    for name, (kind, _) in FASHION.items():
+        y, x = images(200 if name.startswith("train") else 40, 784)
+        content = y if kind == "y" else x.reshape(-1, 28, 28)
+        (folder / name).write_bytes(idx_bytes(content))
+    posts = [
+        (split, f"c{k}", corpus.post(f"w{word}", f"w{word} w{word + 1}", f"t{word % 5}"))
+        for split, clients in (("train", 8), ("test", 2))
+        for k in range(clients)
+        for word in rng.integers(0, 50, 20)
+    ]
+    words, tags = (
+        {f"w{k}": 20_000 - k for k in range(10_000)},
+        {f"t{k}": 1000 - k for k in range(500)},
     )
-
-
-def _varint(number):
-    if number < 128:
-        return bytes([number])
-    return bytes([number % 128 | 128]) + _varint(number // 128)
+    corpus.write(folder, posts, words, tags, name="stackoverflow")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def run(files, tmp_path_factory):
-    """Runs an experiment in short, once: its folder and what `main` returned."""
-    cache, done = tmp_path_factory.mktemp("cache"), {}
+    """`run(name)`: its folder and what `main` returned; it is run once, unless `again`."""
+    base, done = tmp_path_factory.mktemp("out"), {}
 
-    def once(name, *args):
-        if name not in done:
-            folder = tmp_path_factory.mktemp("out") / name
-            # Fewer trials of a model of 5 million parameters and its past, a small one for images.
-            own = ["--model=logistic"]
-            if name == "table3_stackoverflow":
-                own = ["--local_lr=20", "--max_delay=1"]
-            data = [f"--data_dir={files}", f"--compilation_cache={cache}"]
-            code = reproduce.main(
-                ["reproduce", name, *_SHORT, *own, *data, f"--out_dir={folder}", *args]
-            )
-            done[name] = folder, code
+    def once(name, again=False):
+        if again or name not in done:
+            args = [*SHORT, "--model=logistic", *OWN.get(name, []), f"--data_dir={files}"]
+            code = reproduce.main(["reproduce", name, *args, f"--out_dir={base / name}"])
+            done[name] = base / name, code
         return done[name]
 
     return once
 
 
-@pytest.mark.parametrize("name", presets.names())
+def table(folder):
+    """Its rows by stage."""
+    with open(folder / results.RESULTS) as file:
+        rows = list(csv.DictReader(file))
+    assert {row["stage"] for row in rows} == {"grid", "final"}
+    return [[row for row in rows if row["stage"] == stage] for stage in ("grid", "final")]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_every_experiment_runs_to_its_verdict(run, name):
     folder, code = run(name)
     assert code in (0, 3)  # a rate may be too high for the made data
@@ -111,34 +96,28 @@ def test_every_experiment_runs_to_its_verdict(run, name):
         assert verdict["margins"] and isinstance(verdict["holds"], bool)
     for ending in ("png", "svg"):
         assert (folder / f"{name}.{ending}").stat().st_size > 5000
-    with open(folder / results.RESULTS) as file:
-        rows = list(csv.DictReader(file))
+    grid, final = table(folder)
     score = "recall_at_5" if name == "table3_stackoverflow" else "accuracy"
-    finished = [row for row in rows if row["status"] == "finished"]
+    finished = [row for row in grid + final if row["status"] == "finished"]
     assert finished and all(0 <= float(row[f"test_{score}"]) <= 1 for row in finished)
-    assert {row["stage"] for row in rows} == {"grid", "final"}
-    tuned = len(preset.methods) - ("cc_fedavg" in preset.methods)
-    trials = {row["trial"] for row in rows if row["stage"] == "grid"}
-    assert len(trials) == 5 * tuned + ("cc_fedavg" in preset.methods)
-    final = {row["trial"] for row in rows if row["stage"] == "final"}
-    values = [len(values) for values in preset.vary.values()]
-    assert len(final) == (1 + values[0] * (len(preset.methods) - 1) if values else tuned + (
-        "cc_fedavg" in preset.methods))  # fmt: skip
+    tuned, plain = len({*preset.methods} - {"cc_fedavg"}), "cc_fedavg" in preset.methods
+    assert len({row["trial"] for row in grid}) == 5 * tuned + plain
+    # Every varied value, but for CC-FedSGD, which has none of the varied numbers.
+    (values,) = preset.vary.values() or [None]
+    settings = tuned + plain if values is None else 1 + len(values) * (tuned - 1)
+    assert len({row["trial"] for row in final}) == settings * SEEDS.get(name, 1)
 
 
 def test_the_chosen_setting_is_the_best_by_training(run):
     """Checked against the file of results, with plain loops."""
     folder, _ = run("fig2_fmnist")
-    with open(folder / results.RESULTS) as file:
-        rows = [row for row in csv.DictReader(file) if row["stage"] == "grid"]
     summary = json.loads((folder / results.SUMMARY).read_text())
     for server, choice in summary["choices"].items():
         last = {  # of five rounds the last fifth is the last one
             row["trial"]: float(row["train_accuracy"])
-            for row in rows
+            for row in table(folder)[0]
             if f"server={server}" in row["trial"].split()
-            and row["round"] == "5"
-            and row["status"] == "finished"
+            and (row["round"], row["status"]) == ("5", "finished")
         }
         assert last[choice["chosen"]] == max(last.values())
         assert choice["train"] == pytest.approx(max(last.values()), rel=1e-5)  # six digits
@@ -153,31 +132,21 @@ def test_what_the_grid_has_run_is_not_run_again(run):
         assert one["rows"] == json.loads(grid.read_text())["rows"]
 
 
-def test_the_same_command_again_trains_nothing(run, files, capsys):
+def test_the_same_command_again_trains_nothing(run, capsys):
     folder, code = run("fig2_fmnist")
     capsys.readouterr()  # what the first command said, if it was this test that gave it
     before = (folder / results.RESULTS).read_bytes()
-    args = ["--model=logistic", f"--data_dir={files}", "--compilation_cache=off"]
-    assert (
-        reproduce.main(["reproduce", "fig2_fmnist", *_SHORT, *args, f"--out_dir={folder}"]) == code
-    )
+    assert run("fig2_fmnist", again=True) == (folder, code)
     assert "trial     " not in capsys.readouterr().out
     assert (folder / results.RESULTS).read_bytes() == before
 
 
-def test_more_rounds_and_seeds_for_the_chosen_settings(run, files, tmp_path):
-    args = [*_SHORT, "--model=logistic", f"--data_dir={files}", "--compilation_cache=off"]
-    args += ["--grid_rounds=2", "--seeds=2", "--rounds=3", f"--out_dir={tmp_path}"]
-    assert reproduce.main(["reproduce", "fig3_gamma", *args, "--normalise=epochs"]) in (0, 3)
-    with open(tmp_path / results.RESULTS) as file:
-        rows = list(csv.DictReader(file))
-    last = {stage: max(int(r["round"]) for r in rows if r["stage"] == stage) for stage in
-            ("grid", "final")}  # fmt: skip
-    assert last == {"grid": 2, "final": 3}
-    assert {row["trial"].split()[-1] for row in rows if row["stage"] == "final"} == {
-        "seed=0", "seed=1"
-    }  # fmt: skip
-    config = next((tmp_path / "final" / results.TRIALS).iterdir()).read_text()
+def test_more_rounds_and_seeds_for_the_chosen_settings(run):
+    folder, _ = run("fig3_gamma")
+    grid, final = table(folder)
+    assert [max(int(row["round"]) for row in stage) for stage in (grid, final)] == [2, 3]
+    assert {row["trial"].split()[-1] for row in final} == {"seed=0", "seed=1"}
+    config = next((folder / "final" / results.TRIALS).iterdir()).read_text()
     assert json.loads(config)["config"]["normalise"] == "epochs"
 
 
@@ -188,30 +157,45 @@ def test_the_list_names_every_experiment(capsys):
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "expected", "found"),
     [
-        ([], "NAME: found none"),
-        (["fig9"], "NAME: found 'fig9'"),
-        (["fig1_alpha3", "--seeds=0"], "--seeds: expected an integer from 1 to 1000, found 0"),
-        (["fig1_alpha3", "--seeds=1000000000"], "--seeds: expected a whole, found 1000000000"),
-        (["fig1_alpha3", "--rounds=0"], "--rounds: found 0"),
-        (["fig1_alpha3", "--normalise=work"], "--normalise: found 'work'"),
-        (["fig1_alpha3", "--model=cnn"], "--model: found cnn with --dataset=cifar10"),
-        (["fig1_alpha3", "rounds=3"], "NAME: expected one, found 'fig1_alpha3 rounds=3'"),
-        (["fig1_alpha3", "--round=3"], "--round: found on the command line"),
-        (["fig1_alpha3", "--grid=fine"], "--grid: expected coarse, paper, wide, found 'fine'"),
+        ([], "NAME: expected at least one", "none"),
+        (["fig9"], "NAME: expected list, all, fig1_alpha3, ", "'fig9'"),
+        (["fig1_alpha3", "rounds=3"], "NAME: expected one name", "'fig1_alpha3 rounds=3'"),
+        (["fig1_alpha3", "--seeds=0"], "--seeds: expected an integer from 1 to 1000", "0"),
+        (["fig1_alpha3", "--seeds=1001"], "--seeds: expected an integer from 1 to 1000", "1001"),
+        (["fig1_alpha3", "--seeds=many"], "--seeds: expected an integer from 1 to 1000", "'many'"),
+        (["fig1_alpha3", "--rounds=0"], "--rounds: expected an integer from 1 to ", "0"),
         (
-            ["fig1_alpha3", "--seeds=many"],
-            "--seeds: expected an integer from 1 to 1000, found 'many'",
+            ["fig1_alpha3", "--normalise=work"],
+            "--normalise: expected steps, epochs, none",
+            "'work'",
         ),
-        (["table3_stackoverflow"], "--data_dir: found none"),
-        (["fig2_fmnist", "--data_dir=/nowhere"], "/nowhere must hold train-images"),
-        (["all"], "--data_dir: found none"),
+        (["fig1_alpha3", "--model=cnn"], "--model: expected resnet", "cnn with --dataset=cifar10"),
+        (
+            ["fig1_alpha3", "--round=3"],
+            "--round: expected a flag that --help names",
+            "an unknown one; did you mean --rounds?",
+        ),
+        (
+            ["fig1_alpha3", "--grid=fine"],
+            "--grid: expected coarse, paper, wide",
+            "'fine'; did you mean wide?",
+        ),
+        (["table3_stackoverflow"], "--data_dir: expected the folder of the Stack", "none"),
+        (["all"], "--data_dir: expected the folder of the Stack", "none"),
     ],
 )
-def test_a_wrong_command_is_refused_in_a_line(tmp_path, capsys, args, message):
+def test_a_wrong_command_is_refused_in_a_line(tmp_path, capsys, args, expected, found):
     out = tmp_path / "out"
     assert reproduce.main(["reproduce", *args, f"--out_dir={out}"]) == 2
+    assert_refused(capsys.readouterr().err, f"reproduce: {expected}", found)
+    assert not out.exists()
+
+
+def test_files_that_are_missing_are_named(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert reproduce.main(["reproduce", "fig2_fmnist", "--data_dir=/no", f"--out_dir={out}"]) == 2
     error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1
+    assert "/no must hold train-images" in error and len(error.splitlines()) == 1
     assert not out.exists()

@@ -1,6 +1,6 @@
 """A long run with everything on: nothing grows, and it ends where the NumPy twin ends.
 
-Minutes: `python -m pytest -m slow tests/test_soak.py -n 0 -s` also prints the figures.
+`python -m pytest -m slow tests/experiments/training/test_soak.py -n 0 -s` prints the figures too.
 """
 
 import collections
@@ -34,7 +34,7 @@ def _schedule(rounds):
     drawn = ccfl.random_schedule(0, rounds, 30, 5, _DELAY)
     present = np.random.default_rng(1).random(drawn.present.shape) < 0.8
     present[::100] = False
-    return drawn._replace(present=present)
+    return drawn.replace(present=present)
 
 
 def _watched(command):
@@ -95,12 +95,14 @@ def _twin(ready, schedule):
     x, y = arrays["x"].astype(np.float64).reshape(len(arrays["y"]), -1), arrays["y"]
     indices, offsets = (np.asarray(a) for a in (ready.data.indices, ready.data.offsets))
     sizes = np.diff(offsets)
-    model = _named(ready.state.params)
+    model = _named(ready.progress.states.params)
     past, state = collections.deque([model], _DELAY + 1), reference.server_init(model)
     for t, (clients, present) in enumerate(zip(schedule.client, schedule.present, strict=True)):
         if t % 1000 == 0:
             end = min(t + 1000, schedule.num_rounds)
-            positions, masks = _visits(ready.state.key, schedule, jnp.asarray(sizes), t, end)
+            positions, masks = _visits(
+                ready.progress.states.key, schedule, jnp.asarray(sizes), t, end
+            )
         uploads = []
         for slot in np.flatnonzero(present):
             rows = indices[offsets[clients[slot]] : offsets[clients[slot] + 1]]
@@ -140,7 +142,6 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path, rounds):
     print(
         f"\nresident {trained[0, 0]:.0f} to {trained[-1, 0]:.0f} MB, slope {growth:.1f} MB in all"
     )
-    print(f"open files {sorted(set(trained[:, 1].astype(int)))}")
     rows = metrics.read_rows(folder)
     assert [row["round"] for row in rows] == list(range(0, rounds + 1, 10))
 
@@ -150,7 +151,7 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path, rounds):
     ready = run_setup.prepare(config)
     run_setup.close(ready)
     kept = checkpoints.open_checkpoints(folder)
-    saved, broken = checkpoints.restore(kept, ready.state)
+    saved, broken = checkpoints.restore(kept, ready.progress.states)
     checkpoints.close(kept)
     assert int(saved.state.round) == rounds and broken == []
     ours, theirs = _named(saved.state.params), _twin(ready, schedule)
@@ -161,7 +162,5 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path, rounds):
     assert rows[-1]["test_accuracy"] == pytest.approx(accuracy, abs=1e-4)
     assert apart < 0.01  # float32 against float64 through 160,000 steps
     assert growth < 0.02 * trained[0, 0]  # 2 % over 15,000 rounds
-    quarter = (
-        len(trained) // 4
-    )  # a checkpoint that is being written has some files open for a moment
+    quarter = len(trained) // 4  # a checkpoint being written has some files open for a moment
     assert np.median(trained[-quarter:, 1]) <= np.median(trained[:quarter, 1])
