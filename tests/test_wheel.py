@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import ccfl_jax
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -14,17 +16,8 @@ ROOT = Path(__file__).parents[1]
 def installed(tmp_path_factory):
     """The programs of an environment that has the wheel and what it asks for, nothing else."""
     base = tmp_path_factory.mktemp("wheel")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        f"--wheel-dir={base}",
-        str(ROOT),
-    ]
-    subprocess.run(pip, check=True, cwd=base)
+    make = ["wheel", "-q", "--no-deps", f"--wheel-dir={base}", str(ROOT)]
+    subprocess.run([sys.executable, "-m", "pip", *make], check=True, cwd=base)
     (wheel,) = base.glob("*.whl")
     venv.create(base / "environment", with_pip=True)
     programs = base / "environment" / "bin"
@@ -61,7 +54,5 @@ def test_the_library_is_typed_and_has_its_version(installed, tmp_path):
 
 
 def test_what_the_library_shows_is_public():
-    import ccfl_jax
-
     assert {*dir(ccfl_jax)} == {*ccfl_jax.__all__, "__version__"}
     assert all(hasattr(ccfl_jax, name) for name in dir(ccfl_jax))

@@ -155,7 +155,7 @@ def test_a_second_signal_ends_at_once():
 def test_a_full_disk_ends_a_run_in_a_line_and_it_is_resumed_later(tmp_path, capfd):
     """A limit on the size of files stands for a full disk: checkpoints fit, but not all rows."""
     whole, folder = tmp_path / "whole", tmp_path / "full"
-    args = ["--server=cc_fedsgd", "--rounds=40", "--eval_every=1", "--checkpoint_every=10"]
+    args = ["--rounds=45", "--eval_every=1", "--checkpoint_every=10"]
     assert call("train", whole, *args) == 0
     largest = max(p.stat().st_size for p in (whole / "checkpoints").rglob("*") if p.is_file())
     rows = (whole / "metrics.jsonl").stat().st_size
@@ -168,7 +168,7 @@ def test_a_full_disk_ends_a_run_in_a_line_and_it_is_resumed_later(tmp_path, capf
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert capfd.readouterr().err.splitlines()[-1].startswith("train: ")
     kept = without_clocks(rows_of(folder))
-    assert kept == without_clocks(rows_of(whole))[: len(kept)] and 2 < len(kept) < 41
+    assert kept == without_clocks(rows_of(whole))[: len(kept)] and 2 < len(kept) < 46
     assert call("train", folder, *args, "--resume") == 0
     assert_same(folder, whole)
 
@@ -200,11 +200,11 @@ def killed(process, holds, moment=math.inf):
 def test_a_run_killed_at_any_moment_ends_as_the_unbroken_one(tmp_path, capfd, kills):
     """Killed while it starts, computes and saves; every start resumes from the last checkpoint."""
     whole, folder, draw, done = tmp_path / "whole", tmp_path / "run", random.Random(kills), []
-    args = [f"--rounds={100 * kills}", "--eval_every=3"]
+    args = [f"--rounds={60 * kills}", "--eval_every=3"]
     for k in range(kills):
         how = "--resume" if (folder / run_config.CONFIG).exists() else "--overwrite"
         process = start("train", folder, *args, "--checkpoint_every=1", how)
-        target = newest(folder) + draw.randint(1, 40)
+        target = newest(folder) + draw.randint(1, 20)
         moment = time.monotonic() + (draw.uniform(0.5, 4) if k % 4 == 3 else 120)  # it starts
         assert killed(process, lambda: newest(folder) >= target, moment)  # noqa: B023
         done.append(newest(folder))

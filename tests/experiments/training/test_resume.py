@@ -52,7 +52,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, folder, ready, caps
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("first", "then"), [(4, 1), (1, 4)])
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
 def test_a_run_is_resumed_on_other_devices(straight, tmp_path, first, then):
     """Between an evaluation and the next, with stale models: the same to 1e-6, but for the order
     of sums."""
@@ -100,30 +100,18 @@ def edit_settings(folder):
     config.write_text(config.read_text().replace('"local_lr": 0.01', '"local_lr": 0.02'))
 
 
+_SAME = "{}: expected the same settings, except "
+
+
 @pytest.mark.parametrize(
     ("edit", "args", "expected", "found"),
     [
-        (None, ["--alpha=0.3"], "{}: expected ", "alpha 0.5 -> 0.3"),
-        (
-            None,
-            ["--seed=1", "--num_clients=13"],
-            "{}: expected ",
-            "num_clients 12 -> 13, seed 0 -> 1",
-        ),
-        (None, ["--server=cc_fedadam"], "{}: expected ", "server 'cc_fedams' -> 'cc_fedadam'"),
+        (None, ["--alpha=0.3"], _SAME, "alpha 0.5 -> 0.3"),
+        (None, ["--seed=1", "--num_clients=13"], _SAME, "num_clients 12 -> 13, seed 0 -> 1"),
+        (None, ["--server=cc_fedadam"], _SAME, "server 'cc_fedams' -> 'cc_fedadam'"),
         (None, ["--rounds=5"], "--rounds: expected at least 6, the rounds done", "5"),
-        (
-            plan_another,
-            [],
-            "{}/schedule.npz: expected the 6 rounds done as these settings plan them",
-            "others",
-        ),
-        (
-            edit_settings,
-            ["--local_lr=0.02"],
-            "{}: expected the settings of the checkpoint of round 6",
-            "others",
-        ),
+        (plan_another, [], "{}/schedule.npz: expected the 6 rounds done as these ", "others"),
+        (edit_settings, ["--local_lr=0.02"], "{}: expected the settings of the check", "others"),
     ],
 )
 def test_resume_under_another_configuration(folder, capsys, edit, args, expected, found):
@@ -161,9 +149,8 @@ def test_a_run_is_overwritten_only_on_request_and_alone(folder, capsys):
 
 
 def test_divergence_ends_the_run_and_is_said(tmp_path, capsys):
-    """Weights of 1e30 in two layers: their product is no float32."""
-    folder = tmp_path / "a"
-    args = ["--model=mlp", "--server_lr=1e30", "--rounds=8"]
+    """Weights of 1e38 for 64 pixels: their sum is no float32."""
+    folder, args = tmp_path / "a", ["--server_lr=3e38", "--rounds=8"]
     assert six(folder, *args) == 3
     assert "DIVERGED" in capsys.readouterr().out
     rows = rows_of(folder)
@@ -177,8 +164,8 @@ def test_divergence_ends_the_run_and_is_said(tmp_path, capsys):
 
 
 def test_too_many_rejected_uploads_end_a_run(tmp_path, capsys):
-    """At a local rate of 1e30 no upload is finite: three a round, the limit passed by round 4."""
-    folder, args = tmp_path / "a", ["--model=mlp", "--local_lr=1e30", "--rounds=8"]
+    """At a local rate of 3e38 no upload is finite: three a round, the limit passed by round 4."""
+    folder, args = tmp_path / "a", ["--local_lr=3e38", "--rounds=8"]
     assert six(folder, *args, "--max_rejected=7") == 3
     rows = rows_of(folder)
     assert [row["round"] for row in rows] == [0, 2, 4]

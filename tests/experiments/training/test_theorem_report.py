@@ -34,13 +34,3 @@ def test_the_header_shows_them_where_they_are_asked_for(tmp_path, capsys):
     assert main(*_THEOREM, "--rounds=1", f"--out_dir={tmp_path / 'a'}") == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("theorem   ") for line in lines) == 9
-
-
-@pytest.mark.parametrize(
-    "args", [_THEOREM[:2], [_THEOREM[0], _THEOREM[2]], ["--server=cc_fedams", *_THEOREM[1:]]]
-)
-def test_they_are_those_of_one_method_and_of_both_constants(args):
-    with pytest.raises(ValueError) as error:
-        run_flags.parse(["train", "--server_lr=1", *args])
-    expected = "expected with cc_fedadagrad, --smoothness and --gradient_bound together, found with"
-    assert expected in str(error.value) and str(error.value).endswith(args[0])

@@ -10,15 +10,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from small_runs import (
-    assert_refused,
-    config_of,
-    main,
-    restored,
-    rows_of,
-    six,
-    without_clocks,
-)
+from small_runs import assert_refused, config_of, main, restored, rows_of, six, without_clocks
 
 import ccfl_jax as ccfl
 from ccfl_jax.engine.streaming import cut
@@ -98,7 +90,7 @@ def test_a_run_in_bfloat16_is_nearly_the_same_run(straight, tmp_path, capsys):
 
 def test_a_streamed_run_is_the_same_run(straight, ready, tmp_path, capsys):
     folder, memory = tmp_path / "streamed", 250_000
-    assert six(folder, "--data_memory=0.25") == 0
+    assert six(folder, f"--data_memory={memory / 1e6}") == 0
     assert without_clocks(rows_of(folder)) == without_clocks(straight[1])
     pieces = cut(ccfl.Schedule.load(folder / metrics.SCHEDULE), ready.data, memory)
     lengths = np.diff(pieces.starts)
