@@ -218,12 +218,10 @@ def test_lists_that_are_no_lists_are_refused(tmp_path, capsys, packages, expecte
     assert not (tmp_path / "out").exists()
 
 
-CUT = gzip.compress(PACKAGES.encode())[:-20]
+_BROKEN = {"nothing": None, "cut.gz": gzip.compress(b"a: b")[:-9], "latin": b"Package: \xff\n"}
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("nothing", None), ("cut.gz", CUT), ("latin", b"Package: \xff\n")]
-)
+@pytest.mark.parametrize(("name", "content"), _BROKEN.items())
 def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys, name, content):
     if content is not None:
         (tmp_path / name).write_bytes(content)

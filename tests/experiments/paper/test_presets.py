@@ -42,8 +42,12 @@ def test_every_experiment_of_the_paper_is_there():
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_the_grid_has_the_papers_settings(name):
+def test_the_grid_has_the_papers_settings_and_claims_are_of_its_methods(name):
     preset = of_the_paper(name)
+    assert preset.claims
+    for claim in preset.claims:
+        assert {*claim["better"], claim["than"]} <= {*preset.methods}
+        assert claim.keys() <= {"better", "than", "points", "part", "at", "from", "to"}
     trials = configs(presets.rate_grid(preset, "paper", None))
     per_rate = len(preset.local_lr or [0])
     tuned = [method for method in preset.methods if method != "cc_fedavg"]
@@ -132,12 +136,3 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, monkeypatch, change):
     with pytest.raises(ValueError) as error:
         presets.names()
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", CHANGED)
-def test_claims_speak_of_methods_that_are_run(name):
-    preset = of_the_paper(name)
-    for claim in preset.claims:
-        assert {*claim["better"], claim["than"]} <= {*preset.methods}
-        assert claim.keys() <= {"better", "than", "points", "part", "at", "from", "to"}
-    assert preset.claims

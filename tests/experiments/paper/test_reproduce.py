@@ -13,8 +13,8 @@ from experiments import reproduce
 from experiments.paper import presets
 from experiments.sweeps import results
 
-SHORT = ["--rounds=5", "--grid=coarse", "--seeds=1", "--eval_every=1", "--num_clients=6"]
-SHORT += ["--local_epochs=1", "--devices=2", "--compilation_cache=off"]
+SHORT = ["--rounds=5", "--grid=coarse", "--seeds=1", "--eval_every=3", "--num_clients=6"]
+SHORT += ["--local_epochs=1", "--devices=4", "--compilation_cache=off"]
 # Those on files of their own data; the others learn digits, whose programs are alike.
 OWN_DATA = {
     "table3_cifar100": ["--model=logistic"],
@@ -95,7 +95,6 @@ def test_every_experiment_runs_to_its_verdict(run, name):
 
 
 def test_the_chosen_setting_is_the_best_by_training(run):
-    """Checked against the file of results, with plain loops."""
     folder, _ = run(FAST)
     summary = json.loads((folder / results.SUMMARY).read_text())
     for server, choice in summary["choices"].items():
@@ -165,12 +164,4 @@ def test_a_wrong_command_is_refused_in_a_line(tmp_path, capsys, args, expected, 
     out = tmp_path / "out"
     assert reproduce.main(["reproduce", *args.split(), f"--out_dir={out}"]) == 2
     assert_refused(capsys.readouterr().err, f"reproduce: {expected}", found)
-    assert not out.exists()
-
-
-def test_files_that_are_missing_are_named(tmp_path, capsys):
-    out = tmp_path / "out"
-    assert reproduce.main(["reproduce", "fig2_fmnist", "--data_dir=/no", f"--out_dir={out}"]) == 2
-    error = capsys.readouterr().err
-    assert "/no must hold train-images" in error and len(error.splitlines()) == 1
     assert not out.exists()

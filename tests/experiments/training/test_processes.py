@@ -1,6 +1,5 @@
 """Several processes, for real: two of them on this machine, one device each."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -22,13 +21,10 @@ def start_two(folder, *args):
     command = [sys.executable, "-m", "experiments.train", *ARGS, f"--out_dir={folder}", *args]
     command += [f"--coordinator=localhost:{port}", "--num_processes=2"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    return [
-        subprocess.Popen([*command, f"--process_id={k}"], cwd=ROOT, env=environment, **pipes)
-        for k in (0, 1)
-    ]
+    return [subprocess.Popen([*command, f"--process_id={k}"], cwd=ROOT, **pipes) for k in (0, 1)]
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_run_of_one_and_one_of_them_writes(tmp_path):
     pair = start_two(tmp_path / "two", "--rounds=6")
     said = [process.communicate(timeout=180)[0] for process in pair]

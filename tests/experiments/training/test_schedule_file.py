@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from small_runs import SMALL, assert_refused, config_of, main, rows_of, six, without_clocks
+from small_runs import SMALL, assert_refused, main, rows_of, six, without_clocks
 
 import ccfl_jax as ccfl
 from ccfl_jax.runs import metrics
@@ -52,17 +52,26 @@ def wanting_a_lost_model(schedule):
 
 def test_a_replay_is_the_run_bit_for_bit(straight, tmp_path):
     """The run keeps a ring, its replay as few models as the plan needs."""
+    saved = ccfl.Schedule.load(straight[0] / metrics.SCHEDULE)
+    assert (saved.num_clients, saved.work_unit) == (12, "epochs")  # that it was made for
     assert six(tmp_path / "again", f"--schedule_file={straight[0] / metrics.SCHEDULE}") == 0
     assert rows(tmp_path / "again") == without_clocks(straight[1])
 
 
-def test_a_replay_has_the_files_rounds_whatever_the_seed(straight, tmp_path):
-    file = straight[0] / metrics.SCHEDULE
-    args = ["--rounds=4", "--seed=5", f"--schedule_file={file}", f"--out_dir={tmp_path / 'a'}"]
-    replayed = run_setup.prepare(config_of(*args)).schedule
+@pytest.fixture
+def of_seeds(tmp_path):
+    """The flag of a file for each seed, 0 and 1."""
+    for seed in (0, 1):
+        late(seed).save(tmp_path / f"late-{seed}.npz")
+    return f"--schedule_file={tmp_path}/late-{{seed}}.npz"
+
+
+def test_a_replay_has_the_rounds_of_its_seeds_file(tmp_path, of_seeds):
+    args = ["--rounds=4", "--seed=1", of_seeds, f"--out_dir={tmp_path / 'a'}"]
+    config = run_flags.parse(["train", *_BASE, *args])
+    replayed = run_setup.prepare(config).schedule
     for name in ("client", "staleness", "work", "present"):
-        theirs = getattr(ccfl.Schedule.load(file), name)
-        np.testing.assert_array_equal(getattr(replayed, name), theirs[:4])
+        np.testing.assert_array_equal(getattr(replayed, name), getattr(late(1), name)[:4])
 
 
 def test_a_planned_run_says_what_its_file_needs_and_is_resumed_with_that_file_only(
@@ -93,12 +102,11 @@ def test_a_planned_run_says_what_its_file_needs_and_is_resumed_with_that_file_on
     assert rows(parts) == rows(whole)
 
 
-def test_a_sweep_takes_the_schedule_of_each_seed(tmp_path):
+@pytest.mark.slow
+def test_a_sweep_takes_the_schedule_of_each_seed(tmp_path, of_seeds):
     """Two seeds whose plans are of different length, in one program."""
-    for seed in (0, 1):
-        late(seed).save(tmp_path / f"late-{seed}.npz")
     assert late(0).history_slots() != late(1).history_slots()
-    args = ["--rounds=12", "--eval_every=6", f"--schedule_file={tmp_path}/late-{{seed}}.npz"]
+    args = ["--rounds=12", "--eval_every=6", of_seeds]
     folder, alone = tmp_path / "sweep", tmp_path / "alone"
     assert sweep.main(["sweep", *_BASE, *args, f"--out_dir={folder}", "--vary=seed=0,1"]) == 0
     trials = [json.loads((folder / f"trials/seed={seed}.json").read_text()) for seed in (0, 1)]
@@ -137,13 +145,6 @@ def test_a_schedule_made_for_something_else_is_refused(
     assert run(tmp_path / "run", "--rounds=12", file, *args) == 2
     assert_refused(capsys.readouterr().err, f"train: {expected}", found)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_run_keeps_what_its_schedule_was_made_for(tmp_path):
-    args = ["train", *_BASE, "--rounds=2", f"--out_dir={tmp_path}/run"]
-    run_setup.close(run_setup.prepare(run_flags.parse(args)))
-    saved = ccfl.Schedule.load(tmp_path / "run" / metrics.SCHEDULE)
-    assert (saved.num_clients, saved.work_unit) == (12, "steps")
 
 
 @pytest.mark.parametrize(

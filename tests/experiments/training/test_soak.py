@@ -1,7 +1,4 @@
-"""A long run with everything on: nothing grows, and it ends where the NumPy twin ends.
-
-`python -m pytest -m slow tests/experiments/training/test_soak.py -n 0 -s` prints the figures too.
-"""
+"""A long run with everything on: nothing grows, and it ends where the NumPy twin ends."""
 
 import dataclasses
 import os
@@ -91,7 +88,6 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path):
     seen = _watched([sys.executable, "-m", "experiments.train", *args, f"--out_dir={folder}"])
     trained = seen[len(seen) // 4 :]
     growth = np.polyfit(np.arange(len(trained)), trained[:, 0], 1)[0] * len(trained)
-    print(f"\nresident {trained[0, 0]:.0f} MB and more, slope {growth:.1f} MB in all")
     rows = metrics.read_rows(folder)
     assert [row["round"] for row in rows] == list(range(0, rounds + 1, 10))
 
@@ -101,7 +97,6 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path):
     assert int(state.round) == rounds
     ours, theirs = _named(state.params), _twin(ready, schedule)
     apart = max(np.abs(ours[n] - theirs[n]).max() for n in ours)
-    print(f"parameters differ by {apart:.2g}")
     assert apart < 0.01  # float32 against float64 through 50,000 steps
     assert growth < 0.02 * trained[0, 0]  # 2 % over three quarters of the run
     quarter = len(trained) // 4  # a checkpoint being written has some files open for a moment

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from small_runs import main
+from small_runs import config_of
 
 import ccfl_jax as ccfl
 from experiments.config import run_flags
-from experiments.training import theorem_report
+from experiments.training import report, run_setup, theorem_report
 
 _THEOREM = ["--server=cc_fedadagrad", "--smoothness=2", "--gradient_bound=3"]
 _ARGS = ["--dataset=digits", "--model=logistic", "--num_clients=4", "--buffer_size=2"]
@@ -30,7 +30,7 @@ def test_steps_come_from_the_clients_that_are_visited(unit, most):
     assert sum("(consistent)" in line for line in found) == 5
 
 
-def test_the_header_shows_them_where_they_are_asked_for(tmp_path, capsys):
-    assert main(*_THEOREM, "--rounds=1", f"--out_dir={tmp_path / 'a'}") == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_header_shows_them_where_they_are_asked_for(tmp_path):
+    job = run_setup.prepare(config_of(*_THEOREM, f"--out_dir={tmp_path / 'a'}"))
+    lines = report.header(job).splitlines()
     assert sum(line.startswith("theorem   ") for line in lines) == 9

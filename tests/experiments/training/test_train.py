@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from small_runs import assert_refused, config_of, main, restored, rows_of, six, without_clocks
+from small_runs import config_of, main, restored, rows_of, six, without_clocks
 
 import ccfl_jax as ccfl
 from ccfl_jax.engine.streaming import cut
@@ -18,8 +18,7 @@ from ccfl_jax.runs import metrics, run_config
 from experiments import train
 from experiments.config import flag_rules
 from experiments.training import devices, intervals, parts, run_setup, train_loop
-
-ROUND_AT = parts.round_at  # as it is, while the tests of a file share the functions it makes
+from experiments.training.parts import round_at  # itself, not what the tests of a file share
 
 
 def test_folder_of_a_run(straight):
@@ -102,8 +101,7 @@ def test_a_streamed_run_is_the_same_run(straight, ready, tmp_path, capsys):
     )
 
 
-def _mesh(platform, *limits):
-    """A mesh of devices with so many bytes; None: a device that does not tell."""
+def _mesh(platform, *limits):  # bytes of the devices; None: of one that does not tell
     stats = [None if limit is None else {"bytes_limit": limit} for limit in limits]
     local = [SimpleNamespace(platform=platform, memory_stats=lambda s=s: s) for s in stats]
     return SimpleNamespace(devices=np.array(local), local_devices=local)
@@ -148,17 +146,18 @@ _FILES = ["--dataset=fashion_mnist", "--data_dir=no/such"]
 @pytest.mark.parametrize(
     ("args", "expected", "found"),
     [
-        (["--num_clients=200"], "num_clients: expected at most 143, found 200 of ", "1437 samples"),
-        (_NATURAL, "--num_clients: expected 100, the clients of", "12 with --partition=natural"),
-        (["--devices=64"], "--devices: expected 1 to 4, the cpu devices here", "64"),
-        (["--data_memory=0.01"], "--data_memory: expected at least ", "10000 bytes"),
-        (_FILES, "Fashion-MNIST: no/such must hold train-images-idx3-ubyte", "missing"),
+        (["--num_clients=200"], "num_clients: expected at most 143, found 200 ", "have 1437)"),
+        (_NATURAL, "--num_clients: expected 100, the ", "found 12 with --partition=natural"),
+        (["--devices=64"], "--devices: expected 1 to 4, the cpu devices here, ", "found 64"),
+        (["--data_memory=0.01"], "--data_memory: expected at least ", "found 10000 bytes"),
+        (_FILES, "Fashion-MNIST: no/such must hold train-images-idx3-ubyte, ", "idx1-ubyte"),
     ],
 )
 def test_data_that_do_not_fit(tmp_path, monkeypatch, capsys, args, expected, found):
     monkeypatch.chdir(tmp_path)
     assert main(*args) == 2
-    assert_refused(capsys.readouterr().err, f"train: {expected}", found)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"train: {expected}") and line.endswith(found)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,7 +202,7 @@ def test_rates_are_no_part_of_the_program(ready):
 
     def program(*args):
         config = config_of(*args)
-        round_fn = jax.tree_util.Partial(ROUND_AT(config, ready.task, None), parts.rates(config))
+        round_fn = jax.tree_util.Partial(round_at(config, ready.task, None), parts.rates(config))
         row = jax.tree.map(lambda a: a[0], ready.schedule.rounds(0, 1))
         call = jax.jit(lambda f, *rest: f(*rest))
         return call.lower(round_fn, ready.progress.states, row, ready.data).as_text()
@@ -232,7 +231,6 @@ def test_every_server_gets_its_hyperparameters(server):
     ("begun", "end", "every", "saved", "stops"),
     [
         (0, 6, 2, None, [2, 4, 6]),
-        (0, 5, 2, None, [2, 4, 5]),
         (0, 3, 10, None, [3]),
         (3, 6, 2, None, [4, 6]),
         (4, 6, 2, None, [6]),
