@@ -30,7 +30,7 @@ TINY = {
     "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
 }
 SMALL = {name: partial(getattr(workloads, name), rounds=4, **tiny) for name, tiny in TINY.items()}
-LONG = ("cifar_resnet20", "asynchronous")  # slow: others here have such models
+LONG = ("fmnist_cnn", "cifar_resnet20", "asynchronous")  # slow: others here have such models
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +199,7 @@ def test_what_fails_or_has_no_time_is_named_and_the_rest_goes_on(tmp_path, monke
     assert errors("--minutes=1e-9") == ["left out, out of time"] * len(cases)
 
 
+@pytest.mark.slow
 def test_rates_together_and_apart_are_the_same_runs():
     workload = SMALL["fmnist_cnn"]()
     trials = partial(measure.rate_trials, workload)

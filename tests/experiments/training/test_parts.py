@@ -25,9 +25,8 @@ PARAMETERS = {
     ("stackoverflow", "tags"): 10_000 * 500 + 500,
     ("digits", "logistic"): 64 * 10 + 10,
 }
-DEFAULT = ("cifar10", "resnet20"), ("cifar100", "resnet18")  # of the resnets, which trace long
 PAIRS = [
-    pytest.param(d, m, marks=pytest.mark.slow if "resnet" in m and (d, m) not in DEFAULT else [])
+    pytest.param(d, m, marks=pytest.mark.slow if "resnet" in m else [])
     for d, known in flag_rules.DATASETS.items()
     for m in known.models
 ]

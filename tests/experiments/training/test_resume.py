@@ -14,7 +14,6 @@ from ccfl_jax.runs import checkpoints, metrics, run_config
 
 @pytest.fixture
 def folder(straight, tmp_path):
-    """A copy of the run of six rounds."""
     return copied(straight[0], tmp_path / "a")
 
 
@@ -52,7 +51,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, folder, ready, caps
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("first", "then"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_a_run_is_resumed_on_other_devices(straight, tmp_path, first, then):
     """Between an evaluation and the next, with stale models: the same to 1e-6, but for the order
     of sums."""

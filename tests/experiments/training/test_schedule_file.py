@@ -60,7 +60,6 @@ def test_a_replay_is_the_run_bit_for_bit(straight, tmp_path):
 
 @pytest.fixture
 def of_seeds(tmp_path):
-    """The flag of a file for each seed, 0 and 1."""
     for seed in (0, 1):
         late(seed).save(tmp_path / f"late-{seed}.npz")
     return f"--schedule_file={tmp_path}/late-{{seed}}.npz"

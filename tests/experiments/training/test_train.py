@@ -78,6 +78,7 @@ def test_a_run_on_more_devices_is_the_same_run(straight, tmp_path):
         assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_in_bfloat16_is_nearly_the_same_run(straight, tmp_path, capsys):
     assert six(tmp_path / "short", "--compute_dtype=bfloat16") == 0
     assert "computed in bfloat16" in capsys.readouterr().out
