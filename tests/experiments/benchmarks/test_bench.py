@@ -30,7 +30,7 @@ TINY = {
     "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
 }
 SMALL = {name: partial(getattr(workloads, name), rounds=4, **tiny) for name, tiny in TINY.items()}
-LONG = ("fmnist_cnn", "cifar_resnet20", "asynchronous")  # slow: others here have such models
+LONG = {*SMALL} - {"logistic_many"}  # a compilation each; one by default
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +122,7 @@ def test_a_batch_size_replaces_that_of_every_case(workload, size, sizes):
     assert [case.settings.get("batch_size") for case in bench_flags.cases(options)] == sizes
 
 
+@pytest.mark.slow
 def test_command_line_writes_what_it_measured(tmp_path, capsys):
     path = tmp_path / "bench.json"
     argv = ["bench", "--workload=logistic_many", "--seconds=0.01", f"--json={path}", "--lanes=3"]
@@ -134,7 +135,7 @@ def test_command_line_writes_what_it_measured(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flag", "expected", "found"),
     [
-        ("--workload=mnist", "fmnist_cnn, stackoverflow_lr, ", "'mnist'"),
+        ("--workload=mnist", "fmnist_cnn, stackoverflow_lr, ", "'mnist'; did you mean fmnist_cnn?"),
         ("--seconds=0", "a number > 0", "0.0"),
         ("--lanes=1.5", "an integer from 1 to ", "'1.5'"),
         ("--against=jax", "torch", "'jax'"),
@@ -168,6 +169,7 @@ def test_torch_loops_count_the_same_samples(name, monkeypatch):
         assert loop(piece) == ours
 
 
+@pytest.mark.slow
 def test_command_measures_cases_of_lanes_and_of_rates(tmp_path, monkeypatch, capsys):
     path, settings = tmp_path / "results.json", {"batch_size": 20, "buffer_size": 32}
     some = [Case("fmnist_cnn", settings, lanes=1), Case("fmnist_cnn", settings, rates="together")]

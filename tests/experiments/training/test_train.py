@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from small_runs import config_of, main, restored, rows_of, six, without_clocks
+from small_runs import SMALL, config_of, main, restored, rows_of, six, without_clocks
 
 import ccfl_jax as ccfl
 from ccfl_jax.engine.streaming import cut
@@ -264,8 +264,7 @@ def test_compiled_programs_are_kept_unless_off(tmp_path, monkeypatch, value):
 
 def test_the_command_says_that_a_huge_rate_blew_up(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    small = ["--model=logistic", "--devices=1", "--compilation_cache=off"]
-    args = ["--preset=digits", "--rounds=2", "--server_lr=1e6", *small]
+    args = [*SMALL, "--rounds=2", "--server_lr=1e6", "--devices=1", "--compilation_cache=off"]
     assert train.main(["train", *args]) == 3
     said = capsys.readouterr()
     assert said.err == ""  # no progress bar outside a terminal
