@@ -150,6 +150,7 @@ def test_a_second_signal_ends_at_once():
         assert process.wait(30) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_run_in_a_line_and_it_is_resumed_later(tmp_path, capfd):
     """A limit on the size of files stands for a full disk: checkpoints fit, but not all rows."""
     whole, folder = tmp_path / "whole", tmp_path / "full"

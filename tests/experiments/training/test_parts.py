@@ -33,7 +33,6 @@ PAIRS = [
 
 
 def task(dataset, model, rows=2):
-    """The task, and samples of ones."""
     shape, dtype = SHAPES[dataset]
     x = np.full((rows, *shape), 255 if dtype == np.uint8 else 1, dtype)
     return parts.task(dataset, model, "float32", {"x": x}), x

@@ -14,7 +14,6 @@ ARGS = [*SMALL, "--server_lr=0.1", "--devices=1", "--compilation_cache=off", "--
 
 
 def start_two(folder, *args):
-    """Both processes of a run, their output in pipes: so there is no progress bar."""
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         port = listener.getsockname()[1]
