@@ -7,7 +7,6 @@ import sqlite3
 from collections import Counter
 
 import numpy as np
-import pytest
 
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
 from ccfl_jax.data.readers.tf_example import encode_example
@@ -74,13 +73,6 @@ def equal(first, second):
             assert one[name].dtype == other[name].dtype == np.int32
             np.testing.assert_array_equal(one[name], other[name])
     assert first[2] == second[2]
-
-
-def refused(error, message, folder, *args, **kwargs):
-    with pytest.raises(error) as caught:
-        load(folder, *args, **kwargs)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def many(clients=40, seed=0):

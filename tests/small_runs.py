@@ -8,14 +8,8 @@ from ccfl_jax.runs import checkpoints, metrics
 from experiments import train
 from experiments.config import run_flags
 
-SMALL = [
-    "--dataset=digits",
-    "--model=logistic",
-    "--num_clients=12",
-    "--buffer_size=3",
-    "--max_delay=2",
-    "--local_epochs=1",
-]
+SMALL = ["--dataset=digits", "--model=logistic", "--num_clients=12", "--buffer_size=3"]
+SMALL += ["--max_delay=2", "--local_epochs=1"]
 _BASE = [*SMALL, "--server_lr=0.1", "--devices=1", "--compilation_cache=off", "--noprogress"]
 _CLOCKS = ("seconds", "compile_seconds")
 
@@ -26,6 +20,11 @@ def config_of(*args):
 
 def main(*args):
     return train.main(["train", *_BASE, *args])
+
+
+def six(folder, *args):
+    """Runs six rounds, evaluated every second one, unless `args` say otherwise; the exit code."""
+    return main("--rounds=6", "--eval_every=2", f"--out_dir={folder}", *args)
 
 
 def rows_of(folder):

@@ -1,104 +1,87 @@
 """experiments.bench and accelerator: every workload small, what is counted, the command line."""
 
+import importlib
 import json
-import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from small_runs import assert_refused
 
 from ccfl_jax.models import Logistic
 from experiments import accelerator, bench
 from experiments.benchmarks import measure, workloads
 from experiments.config import bench_flags
-from experiments.config.bench_flags import CASES, WORKLOADS, Case
+from experiments.config.bench_flags import CASES, Case
 
-MAIN = Path(__file__).parents[3]
 KEYS = {
     *("workload", "device", "devices", "lanes", "samples_per_s", "client_updates_per_s"),
     *("rounds_per_s", "pieces", "rounds", "compile_s", "first_round_s", "host_mb", "device_mb"),
     *("useful_steps", "gflops", "product_gflops", "against"),
 }
-
-
-def noise(count=60):
-    return workloads._images(np.random.default_rng([0]), count, (28, 28, 1))
-
-
-SMALL = {
-    "fmnist_cnn": partial(
-        workloads.fmnist_cnn, batch_size=5, num_clients=5, rounds=4, train=noise()
-    ),
-    "stackoverflow_lr": partial(
-        workloads.stackoverflow_lr, batch_size=4, num_clients=3, samples=4, rounds=4
-    ),
-    "cifar_resnet20": partial(
-        workloads.cifar_resnet20, batch_size=2, num_clients=2, samples=2, rounds=4
-    ),
-    "logistic_many": partial(
-        workloads.logistic_many, num_clients=500, buffer_size=70, rounds=4, rows=50
-    ),
-    "async": partial(
-        workloads.asynchronous, 4, batch_size=2, buffer_size=2, num_clients=8, rounds=8
-    ),
+NOISE = workloads._images(np.random.default_rng([0]), 60, (28, 28, 1))
+TINY = {
+    "fmnist_cnn": {"batch_size": 5, "num_clients": 5, "buffer_size": 5, "train": NOISE},
+    "stackoverflow_lr": {"batch_size": 4, "num_clients": 3, "samples": 4},
+    "cifar_resnet20": {"batch_size": 2, "num_clients": 2, "samples": 2},
+    "logistic_many": {"num_clients": 500, "buffer_size": 70, "rows": 50},
+    "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
 }
+SMALL = {name: partial(getattr(workloads, name), rounds=4, **tiny) for name, tiny in TINY.items()}
+LONG = {*SMALL} - {"logistic_many"}  # a compilation each; one by default
 
 
 @pytest.fixture(autouse=True)
-def a_small_product(monkeypatch):
+def small(monkeypatch):
+    """Few samples and pieces, and models that compile in a moment."""
     monkeypatch.setattr(measure, "_PRODUCT", 64)
-    monkeypatch.setattr(workloads, "TABLE_SIZE", (50, 12))
     monkeypatch.setattr(measure, "_PIECES", 2)
+    monkeypatch.setattr(workloads, "TABLE_SIZE", (50, 12))
+    for model in ("CNN", "ResNet20"):
+        monkeypatch.setattr(workloads, model, lambda **_: Logistic(10))
+    for name, build in SMALL.items():
+        tiny = lambda f=build, **own: f(**(own | f.keywords))  # noqa: E731
+        monkeypatch.setattr(workloads, name, tiny)
 
 
-@pytest.mark.parametrize("name", bench_flags.WORKLOADS)
-def test_every_workload_runs(name, monkeypatch):
-    monkeypatch.setattr(
-        workloads, "ResNet20", lambda lowering: Logistic(10)
-    )  # what counts here compiles in a moment
-    monkeypatch.setattr(workloads, "CNN", lambda **lowering: Logistic(10))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in SMALL]
+)
+def test_every_workload_is_timed_in_turn_with_another_loop(name):
+    seen = []
+
+    def loop(piece):
+        seen.append(piece.num_rounds)
+        return 1000
+
     workload = SMALL[name]()
-    result = measure.measure(workload, 0.01)
+    result = measure.measure(workload, 0.01, others={"loop": loop})
     assert result.keys() == KEYS
     rates = ("samples_per_s", "client_updates_per_s", "rounds_per_s", "gflops", "product_gflops")
     assert all(np.isfinite(result[rate]) and result[rate] > 0 for rate in rates)
     # Pieces differ in their work, so the medians need not be of one piece; slots are all filled.
-    slots = workload.schedule.client.shape[1]
+    slots = workload.schedule.num_slots
     assert result["client_updates_per_s"] == pytest.approx(slots * result["rounds_per_s"], rel=1e-6)
     assert result["first_round_s"] > result["compile_s"] > 0
     assert 0 < result["useful_steps"] <= 1
     assert result["pieces"] >= 2 and result["rounds"] >= 2
-
-
-def test_pieces_go_on_from_each_other(monkeypatch):
-    """Samples counted are those of the schedule's rows, in order and round and round."""
-    monkeypatch.setattr(workloads, "CNN", lambda **lowering: Logistic(10))
-    workload = SMALL["fmnist_cnn"]()
-    advance = measure._prepare(workload, None, 1)
-    sizes = np.asarray(workload.data.sizes)
-    for first, count in ((0, 1), (1, 2), (3, 3)):  # the last one passes the end
-        rows = [k % 4 for k in range(first, first + count)]
-        info = advance(measure.cut(workload.schedule, first, count))
-        expected = [
-            (workload.schedule.work[k] * sizes[workload.schedule.client[k]]).sum() for k in rows
-        ]
-        np.testing.assert_array_equal(info.samples.sum(1), expected)
-
-
-def test_other_loops_take_turns_and_are_compared():
-    seen = []
-
-    def loop(piece):
-        seen.append(len(piece.client))
-        return 1000
-
-    result = measure.measure(SMALL["logistic_many"](), 0.01, others={"loop": loop})
     assert set(seen) == {1} and len(seen) == result["pieces"] + 1  # one round to warm up
     other = result["against"]["loop"]
     assert other["times"] == pytest.approx(result["samples_per_s"] / other["samples_per_s"])
+
+
+def test_pieces_go_on_from_each_other():
+    """Samples counted are those of the schedule's rows, in order and round and round."""
+    workload = SMALL["fmnist_cnn"]()
+    advance = measure._prepare(workload, None, 1)
+    schedule, sizes = workload.schedule, np.asarray(workload.data.sizes)
+    samples = (schedule.work * sizes[schedule.client]).sum(1)
+    for first, count in ((0, 1), (1, 2), (3, 3)):  # the last one passes the end
+        info = advance(measure.cut(schedule, first, count))
+        expected = samples[np.arange(first, first + count) % 4]
+        np.testing.assert_array_equal(info.samples.sum(1), expected)
 
 
 def test_useful_steps_by_hand():
@@ -109,41 +92,38 @@ def test_useful_steps_by_hand():
 
 
 def test_operations_of_the_networks():
-    cnn = 2 * (2 * 86_400 + 3 * (153_600 + 41_640))
-    assert cnn == workloads.CNN_FLOPS
-    resnet = SMALL["cifar_resnet20"]()
+    assert workloads.CNN_FLOPS == 2 * (2 * 86_400 + 3 * (153_600 + 41_640))
     forward = 40_551_040  # multiplications of the 20-layer network in one 32 x 32 image
     first = 32 * 32 * 16 * 27
-    assert resnet.flops == 2 * (3 * forward - first)
+    assert SMALL["cifar_resnet20"]().flops == 2 * (3 * forward - first)
 
 
 def test_clients_of_the_index_structure_are_whole():
     data = SMALL["logistic_many"]().data
+    sizes = np.diff(data.offsets)
     assert len(data) == 500 and data.offsets[0] == 0 and data.offsets[-1] == len(data.indices)
-    assert np.diff(data.offsets).min() >= 1 and np.diff(data.offsets).max() <= 40
-    assert data.indices.min() >= 0 and data.indices.max() < 50
+    assert 1 <= sizes.min() <= sizes.max() <= 40 and {*data.indices} <= {*range(50)}
 
 
-def test_staleness_matches_the_concurrency():
-    for concurrency, delay in ((10, 1), (100, 10), (1000, 100)):
-        schedule = workloads.asynchronous(concurrency, num_clients=1000).schedule
-        assert schedule.staleness.max() == delay
-        assert (schedule.work == 5).all()
-        assert (schedule.staleness <= np.arange(schedule.num_rounds)[:, None]).all()
+@pytest.mark.parametrize(("concurrency", "delay"), [(10, 1), (100, 10), (1000, 100)])
+def test_staleness_matches_the_concurrency(concurrency, delay):
+    schedule = SMALL["asynchronous"].func(concurrency, num_clients=1000).schedule
+    assert schedule.staleness.max() == delay
+    assert (schedule.work == 5).all()
+    assert (schedule.staleness <= np.arange(schedule.num_rounds)[:, None]).all()
 
 
-def test_a_batch_size_replaces_that_of_every_case():
-    def sizes(workload, size=None):
-        options = bench_flags.Options(workload=workload, batch_size=size)
-        return [case.settings.get("batch_size") for case in bench_flags.cases(options)]
+@pytest.mark.parametrize(
+    ("workload", "size", "sizes"),
+    [("fmnist_cnn", None, [20, 50]), ("fmnist_cnn", 7, [7]), ("async", 7, [7] * 3)],
+)
+def test_a_batch_size_replaces_that_of_every_case(workload, size, sizes):
+    options = bench_flags.Options(workload=workload, batch_size=size)
+    assert [case.settings.get("batch_size") for case in bench_flags.cases(options)] == sizes
 
-    assert sizes("fmnist_cnn") == [20, 50]
-    assert sizes("fmnist_cnn", 7) == [7]
-    assert sizes("async", 7) == [7] * 3
 
-
-def test_command_line_writes_what_it_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(workloads, "logistic_many", SMALL["logistic_many"])
+@pytest.mark.slow
+def test_command_line_writes_what_it_measured(tmp_path, capsys):
     path = tmp_path / "bench.json"
     argv = ["bench", "--workload=logistic_many", "--seconds=0.01", f"--json={path}", "--lanes=3"]
     assert bench.main([*argv, "--devices=2"]) == 0
@@ -153,39 +133,34 @@ def test_command_line_writes_what_it_measured(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--workload=mnist", "--seconds=0", "--lanes=1.5", "--against=jax", "--devices=-1"]
+    ("flag", "expected", "found"),
+    [
+        ("--workload=mnist", "fmnist_cnn, stackoverflow_lr, ", "'mnist'; did you mean fmnist_cnn?"),
+        ("--seconds=0", "a number > 0", "0.0"),
+        ("--lanes=1.5", "an integer from 1 to ", "'1.5'"),
+        ("--against=jax", "torch", "'jax'"),
+        ("--devices=-1", "an integer from 1 to ", "-1"),
+        ("--devices=5", "1 to 4, the cpu devices here", "5"),
+    ],
 )
-def test_wrong_flags_are_refused(flag, capsys):
-    name, value = flag.split("=")
-    value = {"0": "0.0", "-1": "-1"}.get(value, repr(value))
+def test_wrong_flags_are_refused(flag, expected, found, capsys):
     assert bench.main(["bench", flag]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"bench: {name}: expected , found {value}") and error.count("\n") == 1
-
-
-def test_more_devices_than_there_are_are_refused(capsys):
-    assert bench.main(["bench", f"--devices={jax.device_count() + 1}"]) == 2
-    assert f"legal: 1 to {jax.device_count()}" in capsys.readouterr().err
+    expected = f"bench: {flag.partition('=')[0]}: expected {expected}"
+    assert_refused(capsys.readouterr().err, expected, found)
 
 
 def test_without_torch_the_comparison_is_refused(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "experiments.benchmarks.torch_loops", raising=False)
     assert bench.main(["bench", "--against=torch"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--against: found torch" in error
+    expected = "bench: --against: expected torch to be installed"
+    assert_refused(capsys.readouterr().err, expected, "it missing")
 
 
-def test_the_library_does_not_import_the_experiments():
-    code = "import sys, ccfl_jax; sys.exit(any(m.startswith('experiments') for m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=MAIN).returncode == 0
-
-
-@pytest.mark.parametrize("name", bench_flags.WORKLOADS)
+@pytest.mark.parametrize("name", SMALL)
 def test_torch_loops_count_the_same_samples(name, monkeypatch):
     pytest.importorskip("torch")
-    from experiments.benchmarks import torch_loops
-
+    torch_loops = importlib.import_module("experiments.benchmarks.torch_loops")
     monkeypatch.setattr(torch_loops, "TABLE_SIZE", workloads.TABLE_SIZE)
     workload = SMALL[name]()
     piece = workload.schedule.rounds(0, 2)
@@ -194,70 +169,40 @@ def test_torch_loops_count_the_same_samples(name, monkeypatch):
         assert loop(piece) == ours
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Workloads of a few samples, with models that compile in a moment."""
-    monkeypatch.setattr(workloads, "CNN", lambda lowering: Logistic(10))
-    monkeypatch.setattr(workloads, "ResNet20", lambda lowering: Logistic(10))
-    names = {"fmnist_cnn": "fmnist_cnn", "cifar_resnet20": "cifar_resnet20"}
-    for name in names:
-        plain, tiny = getattr(workloads, name), SMALL[name].keywords | {"buffer_size": 5}
-        tiny = tiny if name == "fmnist_cnn" else SMALL[name].keywords
-
-        def build(plain=plain, tiny=tiny, **settings):
-            return plain(**(settings | tiny))
-
-        monkeypatch.setattr(workloads, name, build)
-    own = [case for case in CASES["accelerator"] if case not in CASES["all"]]
-    kept = [case for case in own if case.workload in names]
-    monkeypatch.setitem(bench_flags.CASES, "accelerator", kept)
-    return kept
-
-
-def test_cases_cover_lanes_lowerings_dtypes_and_rates():
-    cases = CASES["accelerator"]
-    assert len(cases) == sum(map(len, WORKLOADS.values())) + 3 + 6 + 3 + 2
-    assert [case.lanes for case in cases if case.lanes] == [1, 5, 32]
-    lowerings = {(c.workload, c.settings["lowering"]) for c in cases if "lowering" in c.settings}
-    assert len(lowerings) == 6
-    assert sum(case.settings.get("compute_dtype") == "bfloat16" for case in cases) == 3
-    assert [case.rates for case in cases if case.rates] == ["apart", "together"]
-    assert all(hasattr(workloads, case.workload) for case in cases)
-
-
-def test_command_measures_all_cases(small, tmp_path, monkeypatch, capsys):
-    path = tmp_path / "results.json"
-    some = [small[0], Case("fmnist_cnn", {"batch_size": 20}, rates="together")]
-    monkeypatch.setitem(bench_flags.CASES, "accelerator", some)
+@pytest.mark.slow
+def test_command_measures_cases_of_lanes_and_of_rates(tmp_path, monkeypatch, capsys):
+    path, settings = tmp_path / "results.json", {"batch_size": 20, "buffer_size": 32}
+    some = [Case("fmnist_cnn", settings, lanes=1), Case("fmnist_cnn", settings, rates="together")]
+    monkeypatch.setitem(CASES, "accelerator", some)
     assert accelerator.main(["accelerator", "--seconds=0.01", f"--json={path}"]) == 0
     results = json.loads(path.read_text())
     assert len(results) == 2 and not any("error" in result for result in results)
     assert all(result["samples_per_s"] > 0 for result in results)
     said = capsys.readouterr().out
     assert "fmnist_cnn batch_size=20 buffer_size=32 lanes=1: " in said
-    assert "fmnist_cnn batch_size=20 rates=together: " in said
+    assert "fmnist_cnn batch_size=20 buffer_size=32 rates=together: " in said
 
 
-def test_what_fails_or_has_no_time_is_named_and_the_rest_goes_on(small, tmp_path, monkeypatch):
+def test_what_fails_or_has_no_time_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
     def fail(*args, **settings):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too much\nof it")
 
     monkeypatch.setattr(measure, "measure", fail)
-    rates = {"samples_per_s": 1.0, "gflops": 1.0}
-    monkeypatch.setattr(measure, "measure_rates", lambda *_: rates)
-    path = tmp_path / "results.json"
-    assert accelerator.main(["accelerator", f"--json={path}"]) == 0
-    results = json.loads(path.read_text())
-    count = len(small) - 2
-    assert [r.get("error") for r in results] == ["RESOURCE_EXHAUSTED: too much"] * count + [
-        None
-    ] * 2
-    accelerator.main(["accelerator", f"--json={path}", "--minutes=1e-9"])
-    assert {r["error"] for r in json.loads(path.read_text())} == {"left out, out of time"}
+    monkeypatch.setattr(measure, "measure_rates", lambda *_: {"samples_per_s": 1.0, "gflops": 1.0})
+
+    def errors(*args):
+        path = tmp_path / "results.json"
+        assert accelerator.main(["accelerator", f"--json={path}", *args]) == 0
+        return [result.get("error") for result in json.loads(path.read_text())]
+
+    cases = CASES["accelerator"]
+    lost = "RESOURCE_EXHAUSTED: too much"
+    assert errors() == [None if case.rates else lost for case in cases]
+    assert errors("--minutes=1e-9") == ["left out, out of time"] * len(cases)
 
 
-def test_rates_together_and_apart_are_the_same_runs(monkeypatch):
-    monkeypatch.setattr(workloads, "CNN", lambda lowering: Logistic(10))
+@pytest.mark.slow
+def test_rates_together_and_apart_are_the_same_runs():
     workload = SMALL["fmnist_cnn"]()
     trials = partial(measure.rate_trials, workload)
     ends = [trials(how)(workload.schedule)[0].params for how in (False, True)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import itertools
 import json
 import lzma
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_runs import assert_refused
 
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
 from ccfl_jax.data.readers.tf_example import decode_example
@@ -66,11 +68,9 @@ def run(out, *arguments):
     return debian_corpus.main(["debian_corpus", f"--out_dir={out}", *map(str, arguments)])
 
 
-def complaint(capsys, out, *arguments):
+def refused(capsys, out, arguments, expected, found):
     assert run(out, *arguments) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("debian_corpus: ") and text.count("\n") == 1
-    return text
+    assert_refused(capsys.readouterr().err, f"debian_corpus: {expected}", found)
 
 
 def rows(out, table):
@@ -82,21 +82,15 @@ def rows(out, table):
 
 def test_examples_are_the_tagged_packages_by_name(tmp_path):
     examples = debian.read_examples(write(tmp_path))
-    assert [(e.client, e.title[0], e.tags) for e in examples] == [
-        (0, "apt's", ["role::program"]),
-        (0, "bat", ["use::checking"]),
-        (0, "short", ["role::program"]),
-        (1, "ubuntu", ["role::program"]),
-        (1, "zip", ["role::program", "use::storing", "works-with::archive"]),
+    program, zipped = ["role::program"], ["role::program", "use::storing", "works-with::archive"]
+    assert [(e.client, e.title[0], e.tags, " ".join(e.body)) for e in examples] == [
+        (0, "apt's", program, "nave e-mail's 1 . 5 % . more < b >"),
+        (0, "bat", ["use::checking"], "cats and bats"),
+        (0, "short", program, "long one ; verbatim ."),
+        (1, "ubuntu", program, "the circle"),
+        (1, "zip", zipped, "zip , zip"),
     ]
     assert " ".join(examples[0].title) == "apt's front-end ( c + + )"
-    assert [" ".join(example.body) for example in examples] == [
-        "nave e-mail's 1 . 5 % . more < b >",
-        "cats and bats",
-        "long one ; verbatim .",
-        "the circle",
-        "zip , zip",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -137,27 +131,20 @@ def test_the_files_have_the_release_s_form(tmp_path, capsys):
     assert zipped["tags"] == [b"role::program|use::storing|works-with::archive"]
     assert zipped["tokens"] == [b"zip , zip"] and zipped["score"] == [0]
     words = (out / "word_count").read_text().splitlines()
-    assert words == [
-        f"{w} 1" for w in sorted([",", "all", "circle", "the", "word0", "word1", "zip"])
-    ]
-    tags = json.loads((out / "tag_count").read_text())
-    names = ["role::program", "t::0", "t::1", "t::2", "use::storing", "works-with::archive"]
-    assert tags == dict.fromkeys(names, 1)
+    assert words == [f"{w} 1" for w in [",", "all", "circle", "the", "word0", "word1", "zip"]]
+    tags = ["role::program", "t::0", "t::1", "t::2", "use::storing", "works-with::archive"]
+    assert json.loads((out / "tag_count").read_text()) == dict.fromkeys(tags, 1)
 
 
 def test_the_reader_reads_it(tmp_path):
-    everything = {"packages": "", "translations": ""}
-    for client in range(1, 13):
-        for k in range(5):
-            name = f"p{client:02d}{k}"
-            everything["packages"] += record(
-                name, f"m{client}", "common::tag" if k else "rare::tag"
-            )
-            everything["translations"] += translation(name, f"shared own{client}")
-    assert run(tmp_path / "out", *write(tmp_path, **everything)) == 0
-    train, test, counts = load_stackoverflow(
-        tmp_path / "out", vocabulary=11, num_tags=2, max_words=5, cache_dir=tmp_path / "cache"
-    )
+    packages = translations = ""
+    for client, k in itertools.product(range(1, 13), range(5)):
+        name, tag = f"p{client:02d}{k}", "common::tag" if k else "rare::tag"
+        packages += record(name, f"m{client}", tag)
+        translations += translation(name, f"shared own{client}")
+    assert run(tmp_path / "out", *write(tmp_path, packages, translations)) == 0
+    limits = {"vocabulary": 11, "num_tags": 2, "max_words": 5, "cache_dir": tmp_path / "cache"}
+    train, test, counts = load_stackoverflow(tmp_path / "out", **limits)
     # m1 and m11 are the clients 0 and 10, held out; 10 of 12 are left, "shared" is the first word.
     assert counts["clients"] == 10
     assert np.bincount(train["client"]).tolist() == [4] * 10
@@ -171,29 +158,27 @@ def test_the_reader_reads_it(tmp_path):
 
 def test_the_same_lists_give_the_same_bytes(tmp_path):
     files = write(tmp_path)
-    zipped = [
-        path.with_name(f"{path.name}.{kind}")
-        for path, kind in zip(files, ("gz", "xz"), strict=True)
-    ]
-    zipped[0].write_bytes(gzip.compress(files[0].read_bytes()))
-    zipped[1].write_bytes(lzma.compress(files[1].read_bytes()))
+    zipped, packed = tmp_path / "debian_Packages.gz", tmp_path / "debian_Translation-en.xz"
+    zipped.write_bytes(gzip.compress(files[0].read_bytes()))
+    packed.write_bytes(lzma.compress(files[1].read_bytes()))
     assert run(tmp_path / "a", *files) == 0
-    assert run(tmp_path / "b", zipped[1], zipped[0]) == 0
+    assert run(tmp_path / "b", packed, zipped) == 0
     for name in stackoverflow_files.OUTPUT:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-@pytest.mark.skipif(
-    not (shutil.which("lz4") and Path(apt_lists._APT_HELPER).exists()),
-    reason="needs lz4 and apt-helper",
-)
+_HELPED = shutil.which("lz4") and Path(apt_lists._APT_HELPER).exists()
+
+
+@pytest.mark.skipif(not _HELPED, reason="needs lz4 and apt-helper")
 def test_lists_that_apt_has_compressed(tmp_path, capsys):
     files = write(tmp_path)
     packed = files[0].with_name("debian_Packages.lz4")
     apt_lists.subprocess.run(["lz4", "-q", str(files[0]), str(packed)], check=True)
     assert debian.read_examples([packed, files[1]]) == debian.read_examples(files)
     packed.write_bytes(packed.read_bytes()[:-30])
-    assert f"{packed}: " in complaint(capsys, tmp_path / "out", packed)
+    assert run(tmp_path / "out", packed) == 2
+    assert f"{packed}: " in capsys.readouterr().err
 
 
 def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
@@ -204,68 +189,69 @@ def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
     assert run(tmp_path / "out") == 0
     assert "5 examples" in capsys.readouterr().out
     (lists / "debian_Translation-en").unlink()
-    text = complaint(capsys, tmp_path / "other")
-    assert f"{lists}: found no Translation-en file" in text and "--fetch" in text
+    expected = f"{lists}: expected at least one Translation-en file (or --fetch)"
+    refused(capsys, tmp_path / "other", [], expected, "none")
     assert not (tmp_path / "other").exists()
 
 
+_NO_TAGS = "lists: expected packages with the field Tag"
+_TAG = "package 'a': expected names and commas as Tag"
+
+
 @pytest.mark.parametrize(
-    ("packages", "message"),
+    ("packages", "expected", "found"),
     [
-        ("", "found no package with the field Tag"),
-        (record("a", tags=None), "found no package with the field Tag"),
-        (record("a", tags="{b,c}"), "package 'a': expected names, found Tag '{b,c}'"),
-        (record("a", tags="b::c,"), "package 'a': found Tag 'b::c,', legal"),
-        (record("a", maintainer=""), "package 'a': expected one, found no field Maintainer"),
-        (record("a")[:-3], "debian_Packages: line 6: found no end, legal"),
-        (record("a") + " more\n", "debian_Packages: line 8: expected FIELD, found ' more\\n'"),
-        (record("a") + "nonsense\n", "debian_Packages: line 8: found 'nonsense\\n'"),
+        ("", _NO_TAGS, "none"),
+        (record("a", tags=None), _NO_TAGS, "none"),
+        (record("a", tags="{b,c}"), _TAG, "'{b,c}'"),
+        (record("a", tags="b::c,"), _TAG, "'b::c,'"),
+        (record("a", maintainer=""), "package 'a': expected a field Maintainer", "none"),
+        (record("a")[:-3], "{}: line 6: expected a whole line", "no newline"),
+        (record("a") + " more\n", "{}: line 8: expected FIELD: TEXT", "' more\\n'"),
+        (record("a") + "nonsense\n", "{}: line 8: expected FIELD: TEXT", "'nonsense\\n'"),
+        (record("b"), "lists: expected long descriptions ", "none"),
     ],
 )
-def test_lists_that_are_no_lists_are_refused(tmp_path, capsys, packages, message):
-    files = write(tmp_path, packages)
-    assert message in complaint(capsys, tmp_path / "out", *files)
+def test_lists_that_are_no_lists_are_refused(tmp_path, capsys, packages, expected, found):
+    files = write(tmp_path, packages, translation("a", "text"))
+    refused(capsys, tmp_path / "out", files, expected.format(files[0]), found)
     assert not (tmp_path / "out").exists()
 
 
-def test_other_bad_input_is_refused(tmp_path, capsys):
-    files = write(tmp_path)
-    text = complaint(capsys, tmp_path / "out", files[0].parent / "nothing")
-    assert "No such file" in text
-    short = write(tmp_path / "short", record("a"), translation("b", "text"))
-    text = complaint(capsys, tmp_path / "out", *short)
-    assert "found no long description" in text and "--fetch" in text
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(files[0].read_bytes())[:-20])
-    assert "cut.gz: " in complaint(capsys, tmp_path / "out", tmp_path / "cut.gz")
-    (tmp_path / "latin").write_bytes(b"Package: \xff\n")
-    assert "latin: " in complaint(capsys, tmp_path / "out", tmp_path / "latin")
-    assert "--fetch: found 'a b'" in complaint(capsys, tmp_path / "out", "--fetch=a b")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "tag_count").write_text("mine")
-    text = complaint(capsys, tmp_path / "full", *files)
-    assert "--out_dir: found tag_count" in text
-    assert (tmp_path / "full" / "tag_count").read_text() == "mine"
+_BROKEN = {"nothing": None, "cut.gz": gzip.compress(b"a: b")[:-9], "latin": b"Package: \xff\n"}
 
 
-def machine_lists():
-    return sorted(apt_lists.LISTS.glob("*bookworm_main_binary-*_Packages*"))
+@pytest.mark.parametrize(("name", "content"), _BROKEN.items())
+def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys, name, content):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert run(tmp_path / "out", tmp_path / name) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / name}" in error and error.count("\n") == 1
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no corpus in {SHARED}")
-@pytest.mark.skipif(not machine_lists(), reason=f"no bookworm lists in {apt_lists.LISTS}")
+def test_a_suite_and_a_folder_that_cannot_be_used_are_refused(tmp_path, capsys):
+    suite = ["--fetch=a b"]
+    refused(capsys, tmp_path / "out", suite, "--fetch: expected a Debian suite such as", "'a b'")
+    (tmp_path / "tag_count").write_text("mine")
+    expected = "--out_dir: expected a folder without earlier output"
+    refused(capsys, tmp_path, write(tmp_path), expected, "tag_count")
+    assert (tmp_path / "tag_count").read_text() == "mine"
+
+
+LISTS = sorted(apt_lists.LISTS.glob("*bookworm_main_binary-*_Packages*"))
+
+
+@pytest.mark.skipif(not (SHARED.is_dir() and LISTS), reason=f"needs {SHARED} and apt's lists")
 def test_this_machine_s_lists_give_about_the_known_corpus(monkeypatch):
     # The known corpus leaves out what security updates have replaced, which are untagged.
     monkeypatch.setattr(debian, "tokens", lambda text: ["word"])
-    examples = debian.read_examples(machine_lists())
+    examples = debian.read_examples(LISTS)
     assert len(examples) == pytest.approx(29_770, rel=0.03)
     assert len({e.client for e in examples}) == pytest.approx(1_810, rel=0.03)
     counts = json.loads((SHARED / "tag_count").read_text())
-    users = {}
-    for example in examples:
-        if example.split == "train":
-            for tag in example.tags:
-                users.setdefault(tag, set()).add(example.client)
+    pairs = {(tag, e.client) for e in examples if e.split == "train" for tag in e.tags}
+    users = Counter(tag for tag, _ in pairs)
     assert len(users) == pytest.approx(len(counts), rel=0.03)
     common = sorted(counts, key=lambda tag: -counts[tag])[:50]
-    ours = np.array([len(users[tag]) for tag in common])
-    np.testing.assert_allclose(ours, [counts[tag] for tag in common], rtol=0.15)
+    assert [users[tag] for tag in common] == pytest.approx([counts[t] for t in common], rel=0.15)

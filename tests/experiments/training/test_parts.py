@@ -25,45 +25,45 @@ PARAMETERS = {
     ("stackoverflow", "tags"): 10_000 * 500 + 500,
     ("digits", "logistic"): 64 * 10 + 10,
 }
+PAIRS = [
+    pytest.param(d, m, marks=pytest.mark.slow if "resnet" in m else [])
+    for d, known in flag_rules.DATASETS.items()
+    for m in known.models
+]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "model"), [(d, m) for d, known in flag_rules.DATASETS.items() for m in known.models]
-)
-def test_every_pair_of_data_and_model_is_a_task(dataset, model):
+def task(dataset, model, rows=2):
     shape, dtype = SHAPES[dataset]
-    task = parts.task(dataset, model, "float32", {"x": np.zeros((2, *shape), dtype)})
-    params = jax.eval_shape(task.init, jax.random.key(0))
+    x = np.full((rows, *shape), 255 if dtype == np.uint8 else 1, dtype)
+    return parts.task(dataset, model, "float32", {"x": x}), x
+
+
+@pytest.mark.parametrize(("dataset", "model"), PAIRS)
+def test_every_pair_of_data_and_model_is_a_task(dataset, model):
+    made, _ = task(dataset, model)
+    params = jax.eval_shape(made.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert count == PARAMETERS.get((dataset, model), count)
-    assert task.observe is not None  # loss and metrics from one pass
+    assert made.observe is not None  # loss and metrics from one pass
 
 
-def test_cifar_is_cropped_in_training_and_never_in_evaluation():
-    """An image of ones: a shifted view has a black border, so its loss differs; evaluation, and
+@pytest.mark.parametrize(("dataset", "different"), [("cifar10", 4), ("fashion_mnist", 1)])
+def test_cifar_is_cropped_in_training_and_never_in_evaluation(dataset, different):
+    """A shifted view of an image of ones has a black border, so its loss differs; evaluation, and
     training on Fashion-MNIST, see the image as it is whatever the key."""
-    images = {"cifar10": (32, 32, 3), "fashion_mnist": (28, 28, 1)}
-    for dataset, shape in images.items():
-        x = np.full((8, *shape), 255, np.uint8)
-        task = parts.task(dataset, "logistic", "float32", {"x": x})
-        params = task.init(jax.random.key(0))
-        batch, mask = {"x": x, "y": np.arange(8, dtype=np.int32)}, np.ones(8, bool)
-        losses = {float(task.loss(params, batch, mask, jax.random.key(k))) for k in range(4)}
-        total, count = task.metrics(params, batch, mask)["loss"]
-        if dataset == "cifar10":
-            assert len(losses) == 4
-        else:
-            assert len(losses) == 1
-            assert losses.pop() == pytest.approx(float(total / count), rel=1e-6)
+    made, x = task(dataset, "logistic", rows=8)
+    params = made.init(jax.random.key(0))
+    batch, mask = {"x": x, "y": np.arange(8, dtype=np.int32)}, np.ones(8, bool)
+    keys = jax.vmap(jax.random.key)(np.arange(4))
+    losses = jax.jit(jax.vmap(made.loss, (None, None, None, 0)))(params, batch, mask, keys)
+    total, count = made.metrics(params, batch, mask)["loss"]
+    assert len({*losses.tolist()}) == different
+    assert (losses[0].item() == pytest.approx(float(total / count), rel=1e-6)) == (different == 1)
 
 
-def test_data_of_drawn_clients_hang_on_the_seed():
-    base = ["x", "--server_lr=1", "--data_dir=d"]
+def test_data_of_drawn_clients_depend_on_the_seed():
     texts = ["--dataset=stackoverflow", "--model=tags", "--partition=natural"]
-    sources = {
-        parts.source(run_flags.parse([*base, *own, f"--seed={seed}"]))
-        for own in (texts, [])
-        for seed in (0, 1)
-    }
-    assert len(sources) == 3
-    assert ("fashion_mnist", "d") in sources
+    runs = [[*own, f"--seed={seed}"] for own in (texts, []) for seed in (0, 1)]
+    base = ["x", "--server_lr=1", "--data_dir=d"]
+    sources = {parts.source(run_flags.parse([*base, *own])) for own in runs}
+    assert len(sources) == 3 and ("fashion_mnist", "d") in sources
