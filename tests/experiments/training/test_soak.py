@@ -55,9 +55,11 @@ def _named(params):
 
 def _twin(ready, schedule):
     """The last model of Algorithm 2 in float64; clients are distinct in a round."""
-    arrays = {n: np.asarray(a) for n, a in ready.data.arrays.items()}
+    arrays = {n: np.asarray(a) for n, a in ready.problem.data.arrays.items()}
     x, y = arrays["x"].astype(np.float64).reshape(len(arrays["y"]), -1), arrays["y"]
-    own = np.split(np.asarray(ready.data.indices), np.asarray(ready.data.offsets)[1:-1])
+    own = np.split(
+        np.asarray(ready.problem.data.indices), np.asarray(ready.problem.data.offsets)[1:-1]
+    )
     state = ready.progress.states
 
     def batches(t, slot):

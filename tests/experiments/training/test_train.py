@@ -47,7 +47,7 @@ def test_rows_of_a_run(straight, ready):
     assert rows[-1]["test_loss"] < rows[0]["test_loss"]
     # Work is counted in epochs: samples of a slot = work * the client's samples.
     schedule = ccfl.Schedule.load(folder / metrics.SCHEDULE)
-    sizes = np.asarray(ready.data.sizes)[schedule.client]
+    sizes = np.asarray(ready.problem.data.sizes)[schedule.client]
     samples = np.cumsum((schedule.work * sizes).sum(axis=1))
     assert [row["samples"] for row in rows] == [0, *samples[1::2].tolist()]
     means = {
@@ -62,7 +62,7 @@ def test_rows_of_a_run(straight, ready):
 def test_test_metrics_are_those_of_the_final_model(straight, ready):
     folder, rows = straight
     params = restored(folder, ready.progress.states).params
-    x, y = (np.asarray(ready.test[name]) for name in ("x", "y"))
+    x, y = (np.asarray(ready.problem.test[name]) for name in ("x", "y"))
     dense = jax.tree.map(np.float64, params["dense"])
     logits = x.reshape(len(x), -1) @ dense["kernel"] + dense["bias"]
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
@@ -92,7 +92,7 @@ def test_a_streamed_run_is_the_same_run(straight, ready, tmp_path, capsys):
     folder, memory = tmp_path / "streamed", 250_000
     assert six(folder, f"--data_memory={memory / 1e6}") == 0
     assert without_clocks(rows_of(folder)) == without_clocks(straight[1])
-    pieces = cut(ccfl.Schedule.load(folder / metrics.SCHEDULE), ready.data, memory)
+    pieces = cut(ccfl.Schedule.load(folder / metrics.SCHEDULE), ready.problem.data, memory)
     lengths = np.diff(pieces.starts)
     assert len(lengths) > 3 and 2 * pieces.nbytes <= memory
     header = capsys.readouterr().out.splitlines()[1]
@@ -132,7 +132,7 @@ def test_evaluations_and_long_stretches_cut_pieces(ready):
     long = ready.program._replace(
         schedules=[schedule],
         config=dataclasses.replace(ready.config, rounds=700, eval_every=300),
-        parts=lambda first: [([schedule.rounds(first, 700)], ready.data)],
+        parts=lambda first: [([schedule.rounds(first, 700)], ready.problem.data)],
     )
     for begun, lengths in ((0, [0, 250, 50, 250, 50, 100]), (290, [0, 10, 250, 50, 100])):
         pieces = [piece.client for (piece,), _ in train_loop._pieces(long, begun)]
@@ -181,7 +181,7 @@ def test_seed_and_what_it_does_not_touch(tmp_path):
     def prepared(name, *args):
         ready = run_setup.prepare(config_of(f"--out_dir={tmp_path / name}", *args))
         model = jax.tree.leaves(ready.progress.states.params)
-        return [*jax.tree.leaves(ready.schedule), ready.data.indices], model
+        return [*jax.tree.leaves(ready.problem.schedule), ready.problem.data.indices], model
 
     plan, model = prepared("a")
     same_plan, same_model = prepared("b", "--seed=0")
@@ -203,10 +203,12 @@ def test_rates_are_no_part_of_the_program(ready):
 
     def program(*args):
         config = config_of(*args)
-        round_fn = jax.tree_util.Partial(round_at(config, ready.task, None), parts.rates(config))
-        row = jax.tree.map(lambda a: a[0], ready.schedule.rounds(0, 1))
+        round_fn = jax.tree_util.Partial(
+            round_at(config, ready.problem.task, None), parts.rates(config)
+        )
+        row = jax.tree.map(lambda a: a[0], ready.problem.schedule.rounds(0, 1))
         call = jax.jit(lambda f, *rest: f(*rest))
-        return call.lower(round_fn, ready.progress.states, row, ready.data).as_text()
+        return call.lower(round_fn, ready.progress.states, row, ready.problem.data).as_text()
 
     first = program("--server_lr=0.1", "--local_lr=0.01")
     own = ["--b1=0.5", "--b2=0.9", "--eps=0.01", "--initial_accumulator=0.1"]
