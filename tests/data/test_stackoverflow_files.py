@@ -58,12 +58,12 @@ def test_without_room_nothing_is_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("suffix", "damage", "message"),
     [
-        ("", lambda c: b"", "has no table examples"),
+        ("", lambda c: b"", "expected a table examples, found none"),
         ("", lambda c: b"word 1\n" * 50, "file is not a database"),
         ("", lambda c: c[:99], "...malformed..."),
-        ("", lambda c: c[:-1], "has ... bytes, its header says ..."),
+        ("", lambda c: c[:-1], "expected ... bytes, as its header says, found ..."),
         ("", lambda c: c[:-4096], "...malformed..."),
-        ("", lambda c: c + b"\0", "has ... bytes, its header says ..."),
+        ("", lambda c: c + b"\0", "expected ... bytes, as its header says, found ..."),
         ("", lambda c: c[:4096] + b"\xff" * (len(c) - 4096), "...malformed..."),
         ("", lambda c: c[:108] + b"\xee" * 3000 + c[3108:], "..."),
         (".xz", lambda c: b"", "...end-of-stream..."),
@@ -104,14 +104,14 @@ def test_what_the_schema_says_is_a_table_is_none(tmp_path):
         columns = "split_name, client_id, serialized_example_proto"
         virtual = f"CREATE VIRTUAL TABLE examples USING fts4({columns})"
         db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'examples'", (virtual,))
-    refused(f"{path}: has no table examples", load, tmp_path)
+    refused(f"{path}: expected a table examples, found none", load, tmp_path)
 
 
 def test_a_message_quotes_no_more_than_a_little_of_a_file(tmp_path):
     path = write(tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE client_metadata SET client_id = ?", ("a" * 1_000_000,))
-    assert len(refused("...has two rows of 'aaa...", load, tmp_path)) < 500
+    assert len(refused("...expected one row ..., found two of 'aaa...", load, tmp_path)) < 500
 
 
 def test_a_message_writes_nothing_to_a_terminal(tmp_path):
@@ -121,30 +121,31 @@ def test_a_message_writes_nothing_to_a_terminal(tmp_path):
 
 
 MESSAGE = "serialized_example_proto"
+ROW = "client_metadata: expected rows of a text, the split and a count, found (...)"
 
 
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("DROP TABLE client_metadata", "has no table client_metadata"),
+        ("DROP TABLE client_metadata", "expected a table client_metadata, found none"),
         (f"ALTER TABLE examples RENAME COLUMN {MESSAGE} TO proto; "
          f"ALTER TABLE examples ADD COLUMN {MESSAGE} AS (zeroblob(9)) VIRTUAL",
-         f"its table examples has no column {MESSAGE}"),
-        ("ALTER TABLE examples RENAME TO other", "has no table examples"),
+         f"table examples: expected a column {MESSAGE}, found none"),
+        ("ALTER TABLE examples RENAME TO other", "expected a table examples, found none"),
         (f"ALTER TABLE examples RENAME COLUMN {MESSAGE} TO proto",
-         f"its table examples has no column {MESSAGE}"),
+         f"table examples: expected a column {MESSAGE}, found none"),
         ("ALTER TABLE client_metadata RENAME TO m; "
          "CREATE VIEW client_metadata AS SELECT client_id, split_name, num_examples FROM m",
-         "has no table client_metadata"),
+         "expected a table client_metadata, found none"),
         ("UPDATE client_metadata SET client_id = CAST(x'0a62ff' AS TEXT)", "...decode to UTF-8..."),
         ("UPDATE client_metadata SET client_id = client_id || x'0a'", "client '10\\n' of the ..."),
         ("UPDATE client_metadata SET num_examples = 2 WHERE client_id = '8'",
-         "client '8' of the split ... has 1 examples, client_metadata says 2"),
-        ("UPDATE client_metadata SET num_examples = 'two'", "client_metadata has the row ..."),
-        ("UPDATE client_metadata SET num_examples = -1", "client_metadata has the row ..."),
-        ("UPDATE client_metadata SET client_id = 9", "client_metadata has the row ..."),
+         "client '8' of the split ...: expected 2 examples, as client_metadata says, found 1"),
+        ("UPDATE client_metadata SET num_examples = 'two'", ROW),
+        ("UPDATE client_metadata SET num_examples = -1", ROW),
+        ("UPDATE client_metadata SET client_id = 9", ROW),
         ("UPDATE client_metadata SET client_id = '9'",
-         "client_metadata has two rows of '9' in the split train"),
+         "client_metadata: expected one row of a client in the split train, found two of '9'"),
         ("UPDATE client_metadata SET num_examples = 0",
          "client_metadata: expected 1 to 16384 examples in the split train ..., found 0"),
         ("UPDATE client_metadata SET num_examples = 30000 WHERE split_name = 'test'",
@@ -154,7 +155,7 @@ MESSAGE = "serialized_example_proto"
         ("DELETE FROM client_metadata WHERE split_name = 'test'",
          "client_metadata: expected 1 to ... examples in the split test ..., found 0"),
         ("DELETE FROM examples WHERE client_id = '10'",
-         "client '10' of the split train has 0 examples, client_metadata says 3"),
+         "client '10' of the split train: expected 3 examples, as client_metadata says, found 0"),
         (f"UPDATE examples SET {MESSAGE} = 'text'",
          "client '10': expected an example as a blob, found str"),
         (f"UPDATE examples SET {MESSAGE} = NULL",
@@ -162,12 +163,12 @@ MESSAGE = "serialized_example_proto"
         (f"UPDATE examples SET {MESSAGE} = x'0a05'",
          "client '10': example: expected a serialised tf.train.Example, found Error parsing..."),
         (f"UPDATE examples SET {MESSAGE} = x''",
-         "client '10': an example has not just one text title"),
+         "client '10': expected one text title in an example, found []"),
         ("ALTER TABLE examples RENAME TO e; CREATE TABLE examples (split_name, "
          f"client_id COLLATE NOCASE, {MESSAGE}); "
          f"INSERT INTO examples SELECT split_name, 'A', {MESSAGE} FROM e; "
          "UPDATE client_metadata SET client_id = 'a' WHERE client_id = '10'",
-         "client_metadata lacks 'A' of the split train"),
+         "client_metadata: expected 'A' in the split train, found other clients"),
     ],
 )  # fmt: skip
 def test_databases_of_another_form_are_refused(tmp_path, statement, message):
@@ -192,8 +193,8 @@ def test_drawn_clients_are_compared_with_the_metadata(tmp_path, said):
         try:
             load(tmp_path, 5, seed, max_test=1, **MANY)
         except ValueError as error:
-            assert "client '0' of the split train has 2 examples" in str(error)
-            assert str(error).endswith(f"client_metadata says {said}")
+            text = f"split train: expected {said} examples, as client_metadata says, found 2"
+            assert str(error).endswith(f"client '0' of the {text}")
             drawn += 1
     assert 0 < drawn < 30
 
@@ -203,7 +204,7 @@ def test_an_example_needs_one_text_of_each_kind(tmp_path):
         message = encode_example({**title, "tokens": [b"a"], "tags": [b"java"]})
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         path = write(folder, [("train", "1", message), *ROWS])
-        refused(f"{path}: client '1': an example has not just one text title", load, folder)
+        refused(f"{path}: client '1': expected one text title ..., found [...", load, folder)
 
 
 def test_a_database_in_use_is_refused(tmp_path):
@@ -211,7 +212,11 @@ def test_a_database_in_use_is_refused(tmp_path):
     for suffix in ("-wal", "-journal"):
         beside = Path(f"{path}{suffix}")
         beside.write_bytes(b"x")
-        refused(f"{path}: ...somebody is writing to it", load, tmp_path)
+        refused(
+            f"{path}: expected a database at rest, found a -wal or -journal file beside it",
+            load,
+            tmp_path,
+        )
         beside.unlink()
     load(tmp_path)
 
@@ -264,4 +269,6 @@ def test_a_huge_tag_file_is_not_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("file", "given"), [("word_count", "words"), ("tag_count", "tags")])
 def test_files_that_do_not_belong_together_are_refused(tmp_path, file, given):
     path = write(tmp_path, **{given: {f"x{k}": 1 for k in range(5)}})
-    refused(f"{path}: ...nothing that is in {tmp_path / file}", load, tmp_path)
+    refused(
+        f"{path}: expected ... something that is in {tmp_path / file}, found none", load, tmp_path
+    )

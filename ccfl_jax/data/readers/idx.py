@@ -52,11 +52,11 @@ def _parse(file: _Opened, most: int | None) -> np.ndarray:
         )
     sizes = _read(file, 4 * head[3])
     if len(sizes) < 4 * head[3]:
-        raise ValueError(f"ends within the header of {head[3]} dimensions")
+        raise ValueError(f"expected {head[3]} dimensions in the header, found its end")
     shape = tuple(np.frombuffer(sizes, ">u4").tolist())
     expected = math.prod(shape)
     if not expected:
-        raise ValueError(f"has no items, its shape is {shape}")
+        raise ValueError(f"expected at least one item, found the shape {shape}")
     if most is not None and expected > most:
         raise ValueError(
             f"expected at most {most} items in a compressed file (unpack a larger one first), "
@@ -64,9 +64,9 @@ def _parse(file: _Opened, most: int | None) -> np.ndarray:
         )
     items = _read(file, expected)
     if len(items) < expected:
-        raise ValueError(f"has {len(items)} items, its shape {shape} needs {expected}")
+        raise ValueError(f"expected {expected} items of the shape {shape}, found {len(items)}")
     if file.read(1):
-        raise ValueError(f"has bytes after the {expected} items of its shape {shape}")
+        raise ValueError(f"expected {expected} items of the shape {shape}, found bytes after them")
     return np.frombuffer(items, np.uint8).reshape(shape)
 
 

@@ -60,14 +60,15 @@ def open_database(
     try:
         # `immutable`, which makes no file beside it, does not see changes in these.
         if any(Path(f"{path}{suffix}").exists() for suffix in ("-wal", "-journal")):
-            raise ValueError("has a -wal or -journal file beside it: somebody is writing to it")
+            raise ValueError("expected a database at rest, found a -wal or -journal file beside it")
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
             db.execute("PRAGMA trusted_schema = OFF")
             db.execute("PRAGMA cell_size_check = ON")
             if file_size(db) != path.stat().st_size:
+                size = path.stat().st_size
                 raise ValueError(
-                    f"has {path.stat().st_size} bytes, its header says {file_size(db)}"
+                    f"expected {file_size(db)} bytes, as its header says, found {size}"
                 )
             _check_tables(db, columns)
             yield db
@@ -89,7 +90,9 @@ def _check_tables(db: sqlite3.Connection, columns: dict[str, set[str]]) -> None:
         # A view or a virtual table runs code; SQLite itself compares type and name with the text.
         kind = "SELECT type = 'table' AND sql LIKE 'CREATE TABLE %' FROM sqlite_master WHERE name=?"
         if db.execute(kind, (table,)).fetchone() != (1,):
-            raise ValueError(f"has no table {table}")
+            raise ValueError(f"expected a table {table}, found none")
         missing = needed - {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
         if missing:
-            raise ValueError(f"its table {table} has no column {', '.join(sorted(missing))}")
+            raise ValueError(
+                f"table {table}: expected a column {', '.join(sorted(missing))}, found none"
+            )

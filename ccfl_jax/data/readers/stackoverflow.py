@@ -142,7 +142,7 @@ def load_stackoverflow(
         test, _ = _encode(db, test_rows, words, tags, max_words, keep_unknown)
         for name, file in (("x", word_file), ("y", tag_file)):
             if max(train[name].max(), test[name].max()) < 0:
-                raise ValueError(f"has in the examples asked for nothing that is in {file}")
+                raise ValueError(f"expected examples with something that is in {file}, found none")
     number = {client: k for k, client in enumerate(train_rows.clients)}
     own = [number.get(client, -1) for client in test_rows.clients]
     train["client"] = np.repeat(np.arange(len(number), dtype=np.int32), train_rows.rows)
@@ -164,10 +164,14 @@ def _clients(db: sqlite3.Connection, split: str) -> tuple[np.ndarray, np.ndarray
     sizes = {}
     for client, size in db.execute(query, (split,)):
         if not isinstance(client, str) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"client_metadata has the row {shortened((client, split, size))}")
+            raise ValueError(
+                "client_metadata: expected rows of a text, the split and a count, found "
+                f"{shortened((client, split, size))}"
+            )
         if client in sizes:
             raise ValueError(
-                f"client_metadata has two rows of {shortened(client)} in the split {split}"
+                f"client_metadata: expected one row of a client in the split {split}, found two of "
+                f"{shortened(client)}"
             )
         sizes[client] = size
     total, most = sum(sizes.values()), file_size(db)
@@ -216,7 +220,8 @@ def _examples(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, ob
         place = places.get(client)  # a column may say that 'a' equals 'A'
         if place is None:
             raise ValueError(
-                f"client_metadata lacks {shortened(client)} of the split {wanted.split}"
+                f"client_metadata: expected {shortened(client)} in the split {wanted.split}, found "
+                "other clients"
             )
         if found[place] < rows[place]:
             yield place, message
@@ -224,8 +229,8 @@ def _examples(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, ob
     for client, size, count in zip(wanted.clients, wanted.sizes.tolist(), found, strict=True):
         if count != size:
             raise ValueError(
-                f"client {shortened(client)} of the split {wanted.split} has {count} examples, "
-                f"client_metadata says {size}"
+                f"client {shortened(client)} of the split {wanted.split}: expected {size} "
+                f"examples, as client_metadata says, found {count}"
             )
 
 
@@ -274,6 +279,6 @@ def _text_and_tags(message: object) -> tuple[list[bytes], list[bytes]]:
     for name in _FEATURES:
         values = features.get(name, [])
         if len(values) != 1 or not isinstance(values[0], bytes):
-            raise ValueError(f"an example has not just one text {name}")
+            raise ValueError(f"expected one text {name} in an example, found {shortened(values)}")
     title, body, tags = (features[name][0] for name in _FEATURES)
     return title.split() + body.split(), tags.split(b"|")
