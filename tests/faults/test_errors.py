@@ -7,17 +7,22 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from problems import softmax_task
 from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.data.readers import tfds
+from ccfl_jax.models import Logistic
 from ccfl_jax.runs import metrics, run_config
 from experiments import train
 from experiments.benchmarks import peerbench
+from experiments.config import run_flags
 from experiments.config.run_flags import RUN
 from experiments.corpora import apt_lists
+from experiments.training import parts
 
 ROOT = Path(__file__).parents[2]
 UNKNOWN = "expected a flag that --help names, found an unknown one"
@@ -121,6 +126,27 @@ def test_help_is_short_and_has_each_section_once(capsys):
     assert text.count("\n") <= 100
 
 
+def evaluated(y, x=0.0):
+    task = ccfl.classification_task(Logistic(3), (2,), 3)
+    return ccfl.evaluate(task, {"w": np.zeros(3, "f")}, {"x": np.full((2, 2), x), "y": y})
+
+
+def config(*args):
+    return run_flags.parse(["x", "--dataset=digits", "--model=mlp", "--server_lr=1", *args])
+
+
+def owners(*args):
+    return parts.owners(config("--partition=iid", *args), {"y": np.zeros(1437, np.int32)})
+
+
+def first_state(*args):
+    own, key = config(*args), jax.random.key(0)
+    return parts.first_state(own, softmax_task(), own.max_delay + 1, parts.rates(own), key)
+
+
+FLOATS = "array 'x': expected values of float32 (or jax_enable_x64), found"
+
+
 def merged(*pairs):
     samples = [{"image": np.zeros(shape), "label": np.asarray(y)} for shape, y in pairs]
     return lambda: tfds._merge(iter(samples), ("image", "label"), "TFDS 'a'")
@@ -137,6 +163,33 @@ def merged(*pairs):
         (merged(((2,), -1)), "labels of TFDS 'a': expected 0 to 2147483647, found -1 to -1"),
         (merged(((2,), 0.5)),
          "labels of TFDS 'a': expected a 1-D integer array, found float64 (1,)"),
+        (lambda: evaluated(np.zeros(2)), "y: expected integers [B], found float32 (2,)"),
+        (lambda: evaluated(np.zeros((2, 1), int)), "y: expected integers [B], found int32 (2, 1)"),
+        (lambda: evaluated(np.array([0, 2**32 + 1])),
+         f"array 'y': expected values of int32 (or jax_enable_x64), found 0 to {2**32 + 1}"),
+        (lambda: evaluated(np.zeros(2, int), -1e300), f"{FLOATS} -1e+300 to 0.0"),
+        (lambda: ccfl.FederatedData.from_indices({"x": np.array([np.inf, 4e38])}, [[0]]),
+         f"{FLOATS} 0.0 to 4e+38"),
+        (lambda: ccfl.FederatedData.from_indices({"x": np.zeros(2, np.longdouble)}, [[0]]),
+         "array 'x': expected bools or numbers of up to 64 bits, found dtype float128"),
+        (lambda: ccfl.init_state(softmax_task(), ccfl.cc_fedavg(), jax.random.key(0), 2.5),
+         "history_length: expected an integer >= 1, found 2.5"),
+        (lambda: ccfl.random_schedule(0, 1, 2**31),
+         f"num_clients: expected an integer from 1 to {2**31 - 1}, found {2**31}"),
+        (lambda: ccfl.partition_natural(np.array([2**62])),
+         f"client_ids: expected at least one, 0 to {2**31 - 1}, found {2**62} to {2**62}"),
+        (lambda: ccfl.cc_fedams(0.1, eps=1e-40, initial_accumulator=1e-45),
+         "eps: expected one of them at least 1.2e-38 ..., found 1e-40 with initial_accumulator "
+         "1e-45"),
+        (lambda: owners("--local_epochs=900000", "--randomness=2", "--num_clients=1",
+                        "--buffer_size=1"),
+         f"--local_epochs: expected at most {(2**31 - 1) // 1437 // 2}, ..., found 900000 with "
+         "--randomness=2 and 1437 samples each"),
+        (lambda: owners("--local_steps=90000000", "--randomness=1.5"),
+         f"--local_steps: expected at most {int((2**31 - 1) / 20 / 1.5)}, ..., found 90000000 with "
+         "--randomness=1.5 and 20 samples each"),
+        (lambda: first_state("--max_delay=2147483647"),
+         "--max_delay: expected at most ... (models of 8.4e-05 MB ...), found 2147483647"),
     ],
 )  # fmt: skip
 def test_what_the_library_says(call, message):
