@@ -30,6 +30,7 @@ from ccfl_jax.engine.run import check_schedule
 from ccfl_jax.models import Logistic, TagLogistic
 from ccfl_jax.runs import metrics
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BATCH, LOCAL_LR, SERVER_LR = 4, 0.1, 0.05
 TAGS = ccfl.tags_task(TagLogistic(300, 7), (3,), 7)
 
