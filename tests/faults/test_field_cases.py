@@ -19,6 +19,7 @@ from refusal import refused
 
 import ccfl_jax as ccfl
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 STATM = Path("/proc/self/statm")
 AT_X = {"abc": rows(b=1.0)}  # the value there is x
 
