@@ -5,15 +5,16 @@ documents, ValueError or OSError, in one line that names the file; no other erro
 memory beyond a bound, and nothing written. Where a damaged byte is a value's and not the form's,
 the result is another legal one, and that is no fault.
 
-The suite feeds a fixed set of inputs, a tenth of what the slow tests do. Those, with N times as
-many and others each time:
+The suite feeds a fixed set of inputs, a twentieth of what the slow tests do. Those, with N times
+as many and others each time:
 
-    CCFL_FUZZ=N python -m pytest -n 2 -m slow tests/test_fuzz*.py
+    CCFL_FUZZ=N python -m pytest -n 2 -m slow tests/faults/test_fuzz*.py
 """
 
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import resource
 import shutil
@@ -32,7 +33,7 @@ from experiments.config.run_flags import RUN
 
 TIMES = int(os.environ.get("CCFL_FUZZ", "1"))
 # What a fuzz test is parametrised with: the share of its examples that it makes.
-SHARES = [pytest.param(0.1, id="short"), pytest.param(TIMES, id="long", marks=pytest.mark.slow)]
+SHARES = [pytest.param(0.05, id="short"), pytest.param(TIMES, id="long", marks=pytest.mark.slow)]
 MEMORY = 512 * 2**20
 SECONDS = 60
 
@@ -40,7 +41,7 @@ SECONDS = 60
 def feed(check, examples, share, *inputs):
     """Calls `check` with a share of so many examples, drawn from `inputs`."""
     how = settings(
-        max_examples=int(examples * share),
+        max_examples=math.ceil(examples * share),
         deadline=None,
         derandomize=share <= 1,
         database=None,
@@ -87,6 +88,7 @@ class Reader(NamedTuple):
     examples: int = 500
 
     def write(self, folder, name, content):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes((self.pack or {}).get(name, bytes)(content))
 
 

@@ -37,10 +37,10 @@ FIRST = "expected '00 00 08' and 1 to 8 dimensions, found the first bytes "
         (b"\x01" + GOOD[1:], FIRST + "'01 00 08 02'"),
         (GOOD[:2] + b"\x0d" + GOOD[3:], FIRST + "'00 00 0d 02'"),
         (GOOD[:3] + b"\x00" + GOOD[4:], FIRST + "'00 00 08 00'"),
-        (GOOD[:9], "ends within the header of 2 dimensions"),
-        (GOOD[:-1], "has 19 items, its shape (4, 5) needs 20"),
-        (GOOD + b"\0", "has bytes after the 20 items of its shape (4, 5)"),
-        (idx_bytes(np.zeros((0, 5))), "has no items, its shape is (0, 5)"),
+        (GOOD[:9], "expected 2 dimensions in the header, found its end"),
+        (GOOD[:-1], "expected 20 items of the shape (4, 5), found 19"),
+        (GOOD + b"\0", "expected 20 items of the shape (4, 5), found bytes after them"),
+        (idx_bytes(np.zeros((0, 5))), "expected at least one item, found the shape (0, 5)"),
         (gzip.compress(idx_bytes(NOISE), mtime=0)[:1500], "...end-of-stream..."),
         (gzip.compress(GOOD, mtime=0)[:-4] + b"\0\0\0\0", "Incorrect length..."),
         (b"\x1f\x8b" + b"junk" * 9, "..."),
@@ -59,10 +59,10 @@ HUGE = bytes([0, 0, 8, 2]) + (2**20).to_bytes(4, "big") * 2 + b"12345"
 @pytest.mark.parametrize(
     ("content", "message", "most"),
     [
-        (HUGE, f"has 5 items, its shape (1048576, 1048576) needs {2**40}", 16),
+        (HUGE, f"expected {2**40} items of the shape (1048576, 1048576), found 5", 16),
         (gzip.compress(HUGE, mtime=0),
          f"expected at most {2**30} items ..., found the shape (1048576, 1048576)", 16),
-        (gzip.compress(GOOD + bytes(50_000_000), mtime=0), "has bytes after the 20 items...", 4),
+        (gzip.compress(GOOD + bytes(50_000_000), mtime=0), "expected 20 ..., found bytes...", 4),
     ],
     ids=["a header that claims too much", "a packed one", "more packed than the header says"],
 )  # fmt: skip

@@ -12,6 +12,8 @@ import ccfl_jax as ccfl
 from ccfl_jax.models import Conv, TagLogistic
 from ccfl_jax.models.resnet import _norm
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 def test_so_13_each_upload_that_is_there_counts_the_same():
     """Uploads 1 and 0, each there half the time: both give 1/2; by sizes 1 and 9 it were 0.1."""

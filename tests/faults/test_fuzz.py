@@ -32,8 +32,6 @@ from experiments.figures import curves
 from experiments.paper import presets
 from experiments.sweeps import lines, results, selection, summaries
 
-# What is legal, and what is promised.
-
 
 def read_idx(folder):
     (path,) = folder.iterdir()
@@ -69,30 +67,30 @@ def read_stackoverflow(**arguments):
 
 def database_of(message):
     """The corpus with `message` as one of its examples."""
+    update = "UPDATE examples SET serialized_example_proto = ? WHERE rowid = 1"
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        db.deserialize(CORPUS["corpus.sqlite"])
+        db.deserialize(CORPUS[DATABASE])
         with db:
-            db.execute(
-                "UPDATE examples SET serialized_example_proto = ? WHERE rowid = 1", (message,)
-            )
+            db.execute(update, (message,))
         return db.serialize()
 
 
 def packed(suffix, kind):
-    database = CORPUS["corpus.sqlite"]
-    others = {name: data for name, data in CORPUS.items() if name != "corpus.sqlite"}
-    return {f"corpus.sqlite{suffix}": lzma.compress(database, kind), **others}
+    database, *others = CORPUS.items()
+    assert database[0] == DATABASE
+    return {DATABASE + suffix: lzma.compress(database[1], kind), **dict(others)}
 
 
 def behind_header(pages):
     """A database of these bytes behind a header that is right about their number."""
-    head = bytearray(CORPUS["corpus.sqlite"][:100])
+    head = bytearray(CORPUS[DATABASE][:100])
     size = int.from_bytes(head[16:18], "big")
     count = max(1, -(-(len(pages) + 100) // size))
     head[28:32] = count.to_bytes(4, "big")
     return (bytes(head) + pages).ljust(count * size, b"\0")
 
 
+DATABASE, NAME = "corpus.sqlite", "schedule.npz"
 SCHEDULE = Schedule(
     np.array([[0, 1], [2, 2], [1, 0]], np.int32),
     np.array([[0, 0], [1, 0], [2, 1]], np.int32),
@@ -102,9 +100,10 @@ SCHEDULE = Schedule(
 )
 
 
-def npy(array):
+def npy(name):
+    """One array of the schedule as a file."""
     file = io.BytesIO()
-    np.save(file, array)
+    np.save(file, getattr(SCHEDULE, name))
     return file.getvalue()
 
 
@@ -115,15 +114,14 @@ def zipped_beside(name):
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
             for field in ("client", "staleness", "work", "present", "time"):
-                whole = npy(getattr(SCHEDULE, field))
-                made.writestr(f"{field}.npy", content if field == name else whole)
+                made.writestr(f"{field}.npy", content if field == name else npy(field))
         return file.getvalue()
 
     return pack
 
 
 def read_schedule(folder):
-    found = Schedule.load(folder / "schedule.npz")
+    found = Schedule.load(folder / NAME)
     dtypes = (np.int32, np.int32, np.int32, np.bool_)
     for array, dtype in zip(jax.tree.leaves(found), dtypes, strict=False):
         assert array.dtype == dtype and array.shape == found.client.shape
@@ -135,29 +133,16 @@ def read_schedule(folder):
 
 
 CONFIG = run_flags.parse(["x", "--server_lr=0.5"])
-ROWS = [
-    {
-        "round": 10 * k,
-        "train_loss": 0.25 if k else None,
-        "train_accuracy": 0.5 if k else None,
-        "test_loss": 0.75,
-        "test_accuracy": 0.5,
-        "rejected_clients": {"3": 1},
-        "client_updates": 50 * k,
-        "samples": 1000 * k,
-        "seconds": 2.0 * k,
-        "diverged": False,
-    }
-    for k in range(3)
-]
+FIRST = metrics.first_row({"loss": 0.75, "accuracy": 0.5}, 1.0)
+LATER = {"train_loss": 0.25, "train_accuracy": 0.5, "rejected_clients": {"3": 1}}
+ROWS = [FIRST, *(FIRST | LATER | {"round": 10 * k, "seconds": 2.0 * k} for k in (1, 2))]
+SETTINGS = {**dataclasses.asdict(CONFIG), "environment": {"devices": 2, "device": "cpu"}}
 RUN = {
-    run_config.CONFIG: json.dumps(
-        {**dataclasses.asdict(CONFIG), "environment": {"devices": 2, "device": "cpu"}}
-    ).encode(),
+    run_config.CONFIG: json.dumps(SETTINGS).encode(),
     metrics.METRICS: b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
 }
 TRIAL = Trial({"server_lr": "0.5"}, CONFIG)
-TRIAL_FILE = json.dumps(results.made(TRIAL, ROWS)._asdict()).encode()
+TRIAL_FILE = f"{results.TRIALS}/server_lr=0.5.json"
 
 
 def read_rows(folder):
@@ -170,17 +155,10 @@ def check_config(folder):
 
 
 def read_trial(folder):
-    path = folder / results.TRIALS / "server_lr=0.5.json"
-    path.parent.mkdir()
-    (folder / "server_lr=0.5.json").rename(path)
-    try:
-        for name, one in results.read(folder, {"server_lr=0.5": TRIAL}).items():
-            assert name == one.name and one.status in ("finished", "diverged")
-            # What a sweep and a reproduction do with it.
-            assert results.line(one) and selection.choices([one]) and selection.finals([one])
-    finally:
-        path.rename(folder / path.name)
-        path.parent.rmdir()
+    for name, one in results.read(folder, {"server_lr=0.5": TRIAL}).items():
+        assert name == one.name and one.status in ("finished", "diverged")
+        # What a sweep and a reproduction do with it.
+        assert results.line(one) and selection.choices([one]) and selection.finals([one])
 
 
 def read_table(folder):
@@ -190,11 +168,8 @@ def read_table(folder):
 
 def read_curves(folder):
     ((rows,),) = lines.of_folder(folder, "seconds").values()
-    for name in ("seconds", "round", "train_accuracy", "test_accuracy"):
-        if name in rows[0]:
-            assert np.isfinite(
-                curves._column(rows, name)[~np.isnan(curves._column(rows, name))]
-            ).all()
+    for name in {"seconds", "round", "train_accuracy", "test_accuracy"} & rows[0].keys():
+        assert not np.isinf(curves._column(rows, name)).any()
 
 
 def draw_curves(folder):
@@ -208,14 +183,10 @@ def read_flag_file(folder):
 
 
 def read_presets(folder):
-    before = presets._FILE
-    presets._FILE = folder / "paper.toml"
-    try:
-        for name in presets.names():
-            if name == "fig3_beta":
-                presets.trial(presets.preset(name, {}), {"server": "cc_fedadam", "server_lr": 1.0})
-    finally:
-        presets._FILE = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(presets, "_FILE", folder / "paper.toml")
+        if "fig3_beta" in presets.names():
+            presets.trial(presets.preset("fig3_beta", {}), {"server": "cc_fedadam", "server_lr": 1})
 
 
 PACKAGES = b"""Package: a
@@ -242,11 +213,17 @@ def read_lists(folder):
 
 
 IDX = data_files.idx_bytes(np.arange(24).reshape(2, 3, 4))
-FASHION = written(lambda folder: data_files.write_fashion(folder))
-CORPUS = written(lambda folder: corpus.write(folder))
+FASHION = written(data_files.write_fashion)
+CIFAR = {
+    name: written(lambda folder, name=name: data_files.write_cifar(folder, name, 1))
+    for name in ("cifar10", "cifar100")
+}
+CORPUS = written(corpus.write)
+PAGES = {**CORPUS, DATABASE: CORPUS[DATABASE][100:]}
 MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
-NPZ = written(lambda folder: SCHEDULE.save(folder / "schedule.npz"))
-PRESETS = presets._FILE.parent
+NPZ = written(lambda folder: SCHEDULE.save(folder / NAME))
+RESULT = json.dumps(results.made(TRIAL, ROWS)._asdict()).encode()
+PRESET = (presets._FILE.parent / "digits.flags").read_bytes()
 
 READERS = {
     "IDX": Reader({"numbers.idx": IDX}, read_idx),
@@ -254,48 +231,34 @@ READERS = {
     "IDX in gzip": Reader({"numbers.gz": IDX}, read_idx, {"numbers.gz": gzip.compress}),
     "Fashion-MNIST": Reader(FASHION, read_images("fashion_mnist", (28, 28, 1))),
     **{
-        name: Reader(
-            written(lambda folder, name=name: data_files.write_cifar(folder, name, 1)),
-            read_images(name, (32, 32, 3)),
-            examples=240,
-        )
-        for name in ("cifar10", "cifar100")
+        name: Reader(files, read_images(name, (32, 32, 3)), examples=240)
+        for name, files in CIFAR.items()
     },
     "Stack Overflow": Reader(CORPUS, read_stackoverflow(), examples=800),
     "Stack Overflow by index": Reader(CORPUS, read_stackoverflow(num_clients=1, max_test=1)),
     "Stack Overflow's pages": Reader(
-        {**CORPUS, "corpus.sqlite": CORPUS["corpus.sqlite"][100:]},
-        read_stackoverflow(),
-        {"corpus.sqlite": behind_header},
-        examples=800,
+        PAGES, read_stackoverflow(), {DATABASE: behind_header}, examples=800
     ),
     "Stack Overflow in xz": Reader(packed(".xz", lzma.FORMAT_XZ), read_stackoverflow()),
     "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_stackoverflow()),
     "example in SQLite": Reader(
-        {**CORPUS, "corpus.sqlite": MESSAGE}, read_stackoverflow(), {"corpus.sqlite": database_of}
+        {**CORPUS, DATABASE: MESSAGE}, read_stackoverflow(), {DATABASE: database_of}
     ),
     "schedule": Reader(NPZ, read_schedule, examples=800),
     **{
         f"schedule's {name}": Reader(
-            {"schedule.npz": npy(getattr(SCHEDULE, name))},
-            read_schedule,
-            {"schedule.npz": zipped_beside(name)},
-            examples=240,
+            {NAME: npy(name)}, read_schedule, {NAME: zipped_beside(name)}, examples=240
         )
         for name in ("client", "present", "time")
     },
     "rows": Reader({metrics.METRICS: RUN[metrics.METRICS]}, read_rows),
     "settings": Reader({run_config.CONFIG: RUN[run_config.CONFIG]}, check_config, named="folder"),
-    "trial": Reader({"server_lr=0.5.json": TRIAL_FILE}, read_trial, examples=800),
+    "trial": Reader({TRIAL_FILE: RESULT}, read_trial, examples=800),
     "table": Reader(RUN, read_table),
     "curves": Reader({metrics.METRICS: RUN[metrics.METRICS]}, read_curves),
     "drawn curves": Reader({metrics.METRICS: RUN[metrics.METRICS]}, draw_curves, examples=20),
-    "flag file": Reader(
-        {"a.flags": (PRESETS / "digits.flags").read_bytes()}, read_flag_file, named="nothing"
-    ),
-    "presets": Reader(
-        {"paper.toml": (PRESETS / "paper.toml").read_bytes()}, read_presets, named="nothing"
-    ),
+    "flag file": Reader({"a.flags": PRESET}, read_flag_file, named="nothing"),
+    "presets": Reader({"paper.toml": presets._FILE.read_bytes()}, read_presets, named="nothing"),
     "package lists": Reader(
         {"Packages": PACKAGES, "Translation-en": LONG}, read_lists, named="nothing"
     ),

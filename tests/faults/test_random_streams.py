@@ -1,6 +1,5 @@
 """Every draw comes from the seed, by a stream of its own: a new consumer moves no other."""
 
-import ast
 import re
 import sys
 from collections import defaultdict
@@ -18,6 +17,7 @@ from ccfl_jax.clock import availability, event_clock, speed
 from ccfl_jax.data.image_transforms import prepare_images
 from ccfl_jax.data.synthetic import synthetic
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 ROOT = Path(__file__).parents[2]
 LABELS = np.arange(60) % 3
 LAW = speed.exponential(1.0)
@@ -94,12 +94,12 @@ def image_data():
     return ccfl.FederatedData.from_indices(arrays, np.arange(24).reshape(3, 8))
 
 
-@pytest.mark.parametrize("unit", ["epochs", "steps"])
+@pytest.mark.parametrize("unit", [pytest.param("epochs", marks=pytest.mark.slow), "steps"])
 def test_dropout_and_crops_move_no_batch(unit):
     """Rows are powers of two, so their mean tells which were drawn, with replacement too."""
     drawn = []
     for task in (image_task(0.0, augment=False), image_task(0.5)):
-        round_fn = ccfl.build_round(task, ccfl.cc_fedavg(), 0.1, 3, unit)
+        round_fn = ccfl.build_round(task, ccfl.cc_fedavg(), 0.1, 3, unit, lanes=1)
         start = ccfl.init_state(task, ccfl.cc_fedavg(), jax.random.key(0))
         schedule = make_schedule([[0, 1], [2, 0]], work=1)
         drawn.append(ccfl.run_rounds(round_fn, start, schedule, image_data())[1])
@@ -125,7 +125,7 @@ def test_no_key_is_derived_for_two_purposes(monkeypatch):
     with jax.disable_jit():
         monkeypatch.setattr(jax.random, "fold_in", recorded)
         state = ccfl.init_state(task, server, jax.random.key(5))
-        for row in make_schedule([[0, 1, 1]], work=2).rounds(0, 1).client:
+        for row in make_schedule([[1, 1]], work=2).rounds(0, 1).client:
             slots = make_schedule([row], work=2)
             slots = jax.tree.map(lambda a: jnp.asarray(a[0]), slots)
             state, _ = round_fn(state, slots, data)
@@ -135,71 +135,22 @@ def test_no_key_is_derived_for_two_purposes(monkeypatch):
     assert not shared, shared
 
 
-DRAWS = ("default_rng", "Generator", "SeedSequence")
-ORDERLESS = ("sorted", "set", "frozenset", "any", "all", "min", "max", "sum", "len")
-ORDERED = ("list", "tuple", "enumerate", "zip", "map", "next", "iter")
+# The clock, the hash seed, the system's entropy, and generators of the process or without a seed;
+# lint (NPY002) refuses NumPy's own global one. That no set's order shows is in test_determinism.
+UNSEEDED = (
+    r"(import|from) (random|secrets|uuid)\b|\btime\.time\(|urandom|(?<![\w.])hash\(|default_rng\(\)"
+)
 
 
-def name_of(node):
-    return node.id if isinstance(node, ast.Name) else ""
+def test_nothing_is_drawn_but_from_a_seed():
+    sources = [*(ROOT / "ccfl_jax").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
+    assert len(sources) > 100
+    assert not [path for path in sources if re.search(UNSEEDED, path.read_text())]
 
 
-def is_set(node, names):
-    if isinstance(node, ast.BinOp):
-        return is_set(node.left, names) or is_set(node.right, names)
-    made = isinstance(node, ast.Call) and name_of(node.func) in ("set", "frozenset")
-    return isinstance(node, ast.Set | ast.SetComp) or made or name_of(node) in names
-
-
-def loops(tree):
-    """What is gone through in an order that may show."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    orderless = {a for call in calls if name_of(call.func) in ORDERLESS for a in call.args}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.For):
-            yield node.iter
-        if isinstance(node, ast.ListComp | ast.DictComp | ast.GeneratorExp):
-            yield from (part.iter for part in node.generators if node not in orderless)
-        if isinstance(node, ast.Call) and name_of(node.func) in ORDERED:
-            yield from node.args
-
-
-def offences(text):
-    """What a program draws, hashes or orders by anything but its input."""
-    tree = ast.parse(text)
-    sets = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and is_set(n.value, ())]
-    names = {name_of(target) for node in sets for target in node.targets} - {""}
-    yield from (ast.unparse(node) for node in loops(tree) if is_set(node, names))
-    for node in ast.walk(tree):
-        dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-        legacy = re.fullmatch(r"(?:np|numpy)\.random\.(\w+)", dotted)
-        if (legacy and legacy[1] not in DRAWS) or dotted in ("time.time", "os.urandom"):
-            yield dotted
-        imported = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        imported += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-        yield from (m for m in imported if m.split(".")[0] in ("random", "secrets", "uuid"))
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if called == "hash" or (called.endswith("default_rng") and not node.args):
-                yield called
-
-
-SOURCES = [*(ROOT / "ccfl_jax").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_hangs_on_the_clock_the_hash_seed_or_a_global_generator(path):
-    assert list(offences(path.read_text())) == []
-
-
-@pytest.mark.parametrize("line", [
-    "np.random.seed(0)", "np.random.rand(3)", "import random", "from random import choice",
-    "hash('a')", "for x in {1, 2}: pass", "s = set(y)\nz = [x for x in s]", "list({*y} | z)",
-    "seed = time.time()", "np.random.default_rng()",
-])  # fmt: skip
-def test_the_walk_sees_them(line):
-    assert len(list(offences(line))) == 1
-
-
-def test_the_walk_lets_order_that_cannot_show_pass():
-    assert not list(offences("s = {1}\nt = {x for x in s}\nu = sorted(x for x in t)\n3 in s"))
+@pytest.mark.parametrize(
+    "line",
+    ["import random", "from random import x", "hash('a')", "time.time()", "np.default_rng()"],
+)
+def test_the_search_sees_them(line):
+    assert re.search(UNSEEDED, line)

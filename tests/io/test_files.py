@@ -1,4 +1,4 @@
-"""ccfl_jax/folder.py: one process a folder, whole files, nothing of anybody else's removed."""
+"""io/files.py, io/folder_lock.py: one process a folder, whole files, only its own removed."""
 
 import json
 import os
@@ -9,21 +9,22 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
-from ccfl_jax.io import files as folders
-from ccfl_jax.io import folder_lock
+from ccfl_jax.io import files, folder_lock
 
 
 def test_check_unused(tmp_path):
-    folders.check_unused(tmp_path)
-    folders.check_unused(tmp_path / "new")
-    (tmp_path / folders.LOCK).touch()  # of a process that is gone
-    folders.check_unused(tmp_path)
+    files.check_unused(tmp_path)
+    files.check_unused(tmp_path / "new")
+    (tmp_path / files.LOCK).touch()  # of a process that is gone
+    files.check_unused(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError, match=r"expected a new or an, found a folder with content"):
-        folders.check_unused(tmp_path)
-    with pytest.raises(FileExistsError, match=r"file: found a file"):
-        folders.check_unused(tmp_path / "file")
+    for path, message in (
+        (tmp_path, "expected a new or an empty folder (...), found content"),
+        (tmp_path / "file", "expected a new or an empty folder, found a file"),
+    ):
+        refused(f"{path}: {message}", files.check_unused, path, kind=FileExistsError)
 
 
 def test_only_what_is_ones_own_is_overwritten(tmp_path):
@@ -31,56 +32,54 @@ def test_only_what_is_ones_own_is_overwritten(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "inside").touch()
-    folders.check_unused(tmp_path, ("a.json", "kept"))
-    with pytest.raises(
-        FileExistsError, match=r"expected to overwrite a folder of a.json, found kept"
-    ):
-        folders.check_unused(tmp_path, ("a.json",))
-    folders.clear(tmp_path, ("a.json",))
+    files.check_unused(tmp_path, ("a.json", "kept"))
+    message = f"{tmp_path}: expected only a.json in a folder to overwrite, found kept"
+    refused(message, files.check_unused, tmp_path, ("a.json",), kind=FileExistsError)
+    files.clear(tmp_path, ("a.json",))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "lock"]
     (tmp_path / "lock").unlink()
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").touch()
     (tmp_path / "linked").symlink_to(outside)
-    folders.clear(tmp_path, ("kept", "linked"))
+    files.clear(tmp_path, ("kept", "linked"))
     assert [path.name for path in tmp_path.iterdir()] == ["outside"]
     assert (outside / "precious").exists()
 
 
-def _other(code, *args):
+# Without the package's __init__, which loads JAX.
+_ALONE = """
+import os, sys, types
+sys.modules["ccfl_jax"] = types.ModuleType("ccfl_jax")
+sys.modules["ccfl_jax"].__path__ = ["ccfl_jax"]
+from ccfl_jax.io import files, folder_lock
+"""
+
+
+def _other(code, path):
     return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys, os\nfrom ccfl_jax.io import files, folder_lock\n{code}",
-            *args,
-        ],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
+        [sys.executable, "-c", f"{_ALONE}\n{code}", str(path)],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
 
 
 def test_two_processes_cannot_have_one_folder(tmp_path):
     lock = folder_lock.lock(tmp_path)
     assert lock.left_by is None
     take = "folder_lock.lock(sys.argv[1])"
-    refused = _other(take, str(tmp_path))
-    assert refused.returncode == 1
-    assert f"{tmp_path}: found in use by process {os.getpid()} on " in refused.stderr
+    second = _other(take, tmp_path)
+    message = f"{tmp_path}: expected one process at a time, found in use by process {os.getpid()}"
+    assert second.returncode == 1 and message in second.stderr
     lock.release()
     lock.release()  # twice does nothing
     assert list(tmp_path.iterdir()) == []
-    assert _other(take, str(tmp_path)).returncode == 0
+    assert _other(take, tmp_path).returncode == 0
 
 
 def test_a_lock_left_by_a_process_that_is_gone_is_noticed(tmp_path):
-    gone = _other(
-        "folder_lock.lock(sys.argv[1]); print(os.getpid(), flush=True); os._exit(9)", str(tmp_path)
-    )
-    assert (tmp_path / folders.LOCK).exists()
+    take = "folder_lock.lock(sys.argv[1]); print(os.getpid(), flush=True); os._exit(9)"
+    gone = _other(take, tmp_path)
+    assert (tmp_path / files.LOCK).exists()
     lock = folder_lock.lock(tmp_path)
     assert lock.left_by.startswith(f"process {gone.stdout.strip()} on ")
     lock.release()
@@ -97,16 +96,15 @@ def test_a_folder_made_for_a_lock_goes_with_it(tmp_path):
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "file"
-    folders.replace_file(path, "old")
+    files.replace_file(path, "old")
 
     def half(file):
         file.write(b"ne")
         raise OSError("no room")
 
-    with pytest.raises(OSError, match="no room"):
-        folders.write_whole(path, half)
+    refused("no room", files.write_whole, path, half, kind=OSError)
     assert path.read_text() == "old"
-    folders.replace_file(path, "new")
+    files.replace_file(path, "new")
     assert path.read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -126,7 +124,7 @@ for number in range(9):
 def test_a_line_is_added_whole_or_not_at_all(tmp_path):
     """Lines of ten bytes in a file that may have 25: the third does not fit, nor a part of it."""
     path = tmp_path / "lines"
-    said = _other(_LIMITED, str(path)).stdout
+    said = _other(_LIMITED, path).stdout
     assert path.read_text() == "line 0...\nline 1...\n"
     assert len(said.splitlines()) == 7
 
@@ -135,13 +133,11 @@ def test_a_line_is_added_whole_or_not_at_all(tmp_path):
        allow_infinity=False) | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(),
        inner), max_leaves=10))  # fmt: skip
 def test_json_comes_back(value):
-    assert folders.as_json(json.dumps(value).encode(), "file") == value
+    assert files.as_json(json.dumps(value).encode(), "file") == value
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"\xff", b"NaN", b"[Infinity]", b"[" * 100_000, b"1 2", b'{"a": -Infinity}']
 )
 def test_what_is_no_strict_json_is_refused_in_a_line(data):
-    with pytest.raises(ValueError, match=r"^a/b.json: not readable as JSON \(") as caught:
-        folders.as_json(data, Path("a/b.json"))
-    assert len(str(caught.value).splitlines()) == 1
+    refused("a/b.json: not readable as JSON (...)", files.as_json, data, Path("a/b.json"))

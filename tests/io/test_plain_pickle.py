@@ -9,6 +9,7 @@ import pytest
 from fuzzing import bounded
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
 from ccfl_jax.io.plain_pickle import read_plain
 
@@ -16,12 +17,12 @@ DEVICE = {"duration": 5, "inactive": [4, 9], "finish_time": 10.5, "active": [1, 
 
 
 def refusal(data):
-    """What is said of such bytes, in one line."""
-    with pytest.raises(ValueError) as refused, bounded():
-        read_plain(data)
-    text = str(refused.value)
-    assert text.startswith("pickle: found ") and "\n" not in text and len(text) < 1000
-    return text.removeprefix("pickle: found ")
+    """What is found in such bytes, as the one line says."""
+    expected = "pickle: expected dicts, lists, strings and numbers, found "
+    with bounded():
+        text = refused(f"{expected}...", read_plain, data)
+    assert len(text) < 1000
+    return text.removeprefix(expected)
 
 
 plain = st.recursive(
@@ -87,15 +88,15 @@ def test_what_would_run_something_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (b"", "Ran out of input, legal: dicts, lists, strings and numbers"),
-        (b"text", "could not find MARK, "),
-        (dumps(os.system), "the name posix.system, "),
-        (b"\x80\x02}Q.", "a name of an object outside of it, "),
-        (dumps({"a": [(1, 2)]}), "a tuple, "),
+        (b"", "Ran out of input"),
+        (b"text", "could not find MARK"),
+        (dumps(os.system), "the name posix.system"),
+        (b"\x80\x02}Q.", "a name of an object outside of it"),
+        (dumps({"a": [(1, 2)]}), "a tuple"),
     ],
 )
 def test_what_is_said(data, found):
-    assert refusal(data).startswith(found)
+    assert refusal(data) == found
 
 
 def test_cut_pickles_are_refused():

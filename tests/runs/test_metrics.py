@@ -1,10 +1,11 @@
-"""ccfl_jax/record.py: what is written can be read back, and nothing is taken up by mistake."""
+"""runs/metrics.py: what is written can be read back, and nothing is taken up by mistake."""
 
 import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.runs import metrics
@@ -75,16 +76,15 @@ def test_a_line_cut_off_in_writing_is_left_out(tmp_path):
 
 def test_damaged_metrics_file(tmp_path):
     (tmp_path / metrics.METRICS).write_text('{"round": 0}\n{"rou\n{"round": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl: not readable as JSON"):
-        metrics.read_rows(tmp_path)
+    refused("...metrics.jsonl: not readable as JSON (...)", metrics.read_rows, tmp_path)
 
 
 def test_keep_rows(tmp_path):
     metrics.append_rows(tmp_path, [{"round": number} for number in (0, 5, 10)])
     assert metrics.keep_rows(tmp_path, {"": 2}) == [[{"round": 0}, {"round": 5}]]
     assert metrics.read_rows(tmp_path) == [{"round": 0}, {"round": 5}]
-    with pytest.raises(ValueError, match=r"metrics.jsonl: expected 3, as the check, found 2 rows"):
-        metrics.keep_rows(tmp_path, {"": 3})
+    message = "...metrics.jsonl: expected 3 rows, as in the checkpoint, found 2"
+    refused(message, metrics.keep_rows, tmp_path, {"": 3})
     assert len(metrics.read_rows(tmp_path)) == 2
     assert metrics.keep_rows(tmp_path, {"": 0}) == [[]] and metrics.read_rows(tmp_path) == []
 
@@ -100,25 +100,29 @@ def test_rows_of_trials_side_by_side_are_kept_by_trial(tmp_path):
     assert metrics.read_rows(tmp_path) == [
         row for row in rows if row["trial"] == "a" or not row["round"]
     ]
-    with pytest.raises(ValueError, match=r"metrics.jsonl: expected 2, as the check, found 1 rows"):
-        metrics.keep_rows(tmp_path, {"b": 2})
+    message = "...metrics.jsonl: expected 2 rows, as in the checkpoint, found 1"
+    refused(message, metrics.keep_rows, tmp_path, {"b": 2})
 
 
 def test_rounds_that_do_not_rise_are_refused(tmp_path):
     metrics.append_rows(tmp_path, [{"round": number} for number in (0, 5, 5)])
-    with pytest.raises(ValueError, match=r"expected each above, found rounds \[0, 5, 5\]"):
-        metrics.keep_rows(tmp_path, {"": 3})
+    message = "...metrics.jsonl: expected rising rounds, found [0, 5, 5]"
+    refused(message, metrics.keep_rows, tmp_path, {"": 3})
     assert len(metrics.keep_rows(tmp_path, {"": 2})[0]) == 2
 
 
 @pytest.mark.parametrize(
-    "line", ["3", "{}", '{"round": "1"}', '{"round": NaN}', "\xff", "[" * 9999]
+    ("line", "message"),
+    [
+        ("3", "expected a row with its round, found 3"),
+        ('{"round": "1"}', "expected a row with its round, found {'round': '1'}"),
+        ('{"round": NaN}', "not readable as JSON (expected numbers, found NaN)"),
+        ("\xff", "not readable as JSON (...)"),
+    ],
 )
-def test_a_line_that_is_no_row(tmp_path, line):
+def test_a_line_that_is_no_row(tmp_path, line, message):
     (tmp_path / metrics.METRICS).write_bytes(f"{line}\n".encode("latin1"))
-    with pytest.raises(ValueError, match=r"metrics.jsonl: (found|not readable)") as caught:
-        metrics.read_rows(tmp_path)
-    assert len(str(caught.value).splitlines()) == 1
+    refused(f"{tmp_path / metrics.METRICS}: {message}", metrics.read_rows, tmp_path)
 
 
 def test_first_and_next_row_have_the_same_columns():

@@ -1,9 +1,10 @@
-"""ccfl_jax/config_file.py: settings can be read back, and no other run is taken up by mistake."""
+"""runs/run_config.py: settings can be read back, and no other run is taken up by mistake."""
 
 import json
 
 import jax
 import pytest
+from refusal import refused
 
 from ccfl_jax.runs import run_config
 
@@ -27,24 +28,28 @@ def test_check_names_every_difference(tmp_path):
     run_config.check(tmp_path, _CONFIG, ())
     run_config.check(tmp_path, {**_CONFIG, "rounds": 20}, ("rounds",))
     changed = {**_CONFIG, "rounds": 20, "alpha": 0.3, "seed": 1, "new": 2}
-    with pytest.raises(ValueError) as caught:
-        run_config.check(tmp_path, changed, ("rounds",))
-    message = str(caught.value)
-    assert "alpha 0.5 -> 0.3, new None -> 2, seed 0 -> 1" in message
-    assert "except rounds" in message
+    differing = "alpha 0.5 -> 0.3, new None -> 2, seed 0 -> 1"
+    message = f"{tmp_path}: expected the same settings, except rounds, found {differing}"
+    refused(message, run_config.check, tmp_path, changed, ("rounds",))
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
 def test_check_without_a_run(tmp_path, name):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=rf"{name}: found no config.json"):
-        run_config.check(tmp_path / name, _CONFIG, ())
+    message = f"{tmp_path / name}: expected the folder of an earlier run, found no config.json"
+    refused(message, run_config.check, tmp_path / name, _CONFIG, (), kind=FileNotFoundError)
 
 
-def test_check_damaged(tmp_path):
-    (tmp_path / run_config.CONFIG).write_text('{"alpha": 0.')
-    with pytest.raises(ValueError, match=r"config.json: not readable"):
-        run_config.check(tmp_path, _CONFIG, ())
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"alpha": 0.', "not readable as JSON (...)"),
+        ("[3]", "expected the settings of a run, found [3]"),
+    ],
+)
+def test_check_damaged(tmp_path, text, message):
+    (tmp_path / run_config.CONFIG).write_text(text)
+    refused(f"...config.json: {message}", run_config.check, tmp_path, _CONFIG, ())
 
 
 def test_digest_of_settings_leaves_out_what_is_free_and_what_is_none():
