@@ -130,6 +130,7 @@ def _read(path: Path) -> Record:
         isinstance(found, dict)
         and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
         and found.get("status") in get_args(Status)
+        and _are_texts(found.get("varied", {}))
     ):
         raise ValueError(
             f"{path}: expected a trial's name, status, config and rows, found "
@@ -143,6 +144,10 @@ def _read(path: Path) -> Record:
     return Record(
         found["name"], varied, found["status"], found.get("reason"), found["config"], found["rows"]
     )
+
+
+def _are_texts(varied: Any) -> bool:
+    return isinstance(varied, dict) and all(isinstance(value, str) for value in varied.values())
 
 
 def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[str] = ()) -> None:

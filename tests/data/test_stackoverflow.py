@@ -189,7 +189,7 @@ def test_missing_files_are_named_and_the_release_s_names_are_known(tmp_path, mis
     expected = load(tmp_path)
     (tmp_path / missing).rename(tmp_path / "away")
     name = "sqlite" if missing == "corpus.sqlite" else missing
-    message = f"Stack Overflow: {tmp_path} must hold one of stackoverflow.{name}, ..."
+    message = f"Stack Overflow: expected one of stackoverflow.{name}, ... in {tmp_path}, found none"
     refused(message, load, tmp_path, kind=FileNotFoundError)
     (tmp_path / "away").rename(tmp_path / f"stackoverflow.{name}")
     equal(load(tmp_path), expected)

@@ -140,4 +140,4 @@ def test_json_comes_back(value):
     "data", [b"", b"{", b"\xff", b"NaN", b"[Infinity]", b"[" * 100_000, b"1 2", b'{"a": -Infinity}']
 )
 def test_what_is_no_strict_json_is_refused_in_a_line(data):
-    refused("a/b.json: not readable as JSON (...)", files.as_json, data, Path("a/b.json"))
+    refused("a/b.json: expected JSON, found ...", files.as_json, data, Path("a/b.json"))

@@ -225,7 +225,7 @@ def test_none_that_is_whole_is_no_start_anew(two, tmp_path):
         file.write_bytes(b"")
     before = contents(folder)
     kept = checkpoints.open_checkpoints(folder)
-    message = "...checkpoints: found none that is whole: the checkpoint of round 2 ..."
+    message = "...checkpoints: expected a whole checkpoint, found the checkpoint of round 2 ..."
     refused(message, checkpoints.restore, kept, start(), kind=OSError)
     checkpoints.close(kept)
     assert contents(folder) == before

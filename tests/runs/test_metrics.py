@@ -76,7 +76,7 @@ def test_a_line_cut_off_in_writing_is_left_out(tmp_path):
 
 def test_damaged_metrics_file(tmp_path):
     (tmp_path / metrics.METRICS).write_text('{"round": 0}\n{"rou\n{"round": 2}\n')
-    refused("...metrics.jsonl: not readable as JSON (...)", metrics.read_rows, tmp_path)
+    refused("...metrics.jsonl: expected JSON, found ...", metrics.read_rows, tmp_path)
 
 
 def test_keep_rows(tmp_path):
@@ -116,8 +116,8 @@ def test_rounds_that_do_not_rise_are_refused(tmp_path):
     [
         ("3", "expected a row with its round, found 3"),
         ('{"round": "1"}', "expected a row with its round, found {'round': '1'}"),
-        ('{"round": NaN}', "not readable as JSON (expected numbers, found NaN)"),
-        ("\xff", "not readable as JSON (...)"),
+        ('{"round": NaN}', "expected JSON, found expected numbers, found NaN"),
+        ("\xff", "expected JSON, found ..."),
     ],
 )
 def test_a_line_that_is_no_row(tmp_path, line, message):

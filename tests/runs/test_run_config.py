@@ -43,7 +43,7 @@ def test_check_without_a_run(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"alpha": 0.', "not readable as JSON (...)"),
+        ('{"alpha": 0.', "expected JSON, found ..."),
         ("[3]", "expected the settings of a run, found [3]"),
     ],
 )

@@ -218,7 +218,11 @@ def test_lists_that_are_no_lists_are_refused(tmp_path, capsys, packages, expecte
     assert not (tmp_path / "out").exists()
 
 
-_BROKEN = {"nothing": None, "cut.gz": gzip.compress(b"a: b")[:-9], "latin": b"Package: \xff\n"}
+_BROKEN = {
+    "nothing": None,
+    "cut.gz": gzip.compress(b"a: b", mtime=0)[:-9],
+    "latin": b"Package: \xff\n",
+}
 
 
 @pytest.mark.parametrize(("name", "content"), _BROKEN.items())

@@ -237,7 +237,7 @@ _VALUE, _SEED = "expected a value, found none", "--vary=seed=0"
         ([_SEED, "--data_memory=1"], "--data_memory: expected data that fit ... with a sweep"),
         ([_SEED, "--trial_memory=0"], "--trial_memory: expected a number > 0, ..., found 0.0"),
         (["--vary=server_lr=0.1,1", "--dataset=fashion_mnist", "--data_dir=/nowhere"],
-         "Fashion-MNIST: /nowhere must hold ...; missing: train-images-idx3-ubyte, ..."),
+         "Fashion-MNIST: expected train-images-idx3-ubyte, ... in /nowhere, found no ..."),
         ([_SEED, "--batch=3"], "--batch: expected a flag ...; did you mean --batch_size?"),
     ],
 )  # fmt: skip

@@ -151,7 +151,7 @@ _FILES = ["--dataset=fashion_mnist", "--data_dir=no/such"]
         (_NATURAL, "--num_clients: expected 100, the ", "found 12 with --partition=natural"),
         (["--devices=64"], "--devices: expected 1 to 4, the cpu devices here, ", "found 64"),
         (["--data_memory=0.01"], "--data_memory: expected at least ", "found 10000 bytes"),
-        (_FILES, "Fashion-MNIST: no/such must hold train-images-idx3-ubyte, ", "idx1-ubyte"),
+        (_FILES, "Fashion-MNIST: expected train-images-idx3-ubyte, ", "idx1-ubyte"),
     ],
 )
 def test_data_that_do_not_fit(tmp_path, monkeypatch, capsys, args, expected, found):
@@ -164,7 +164,7 @@ def test_data_that_do_not_fit(tmp_path, monkeypatch, capsys, args, expected, fou
 
 def test_natural_clients_keep_their_own_samples(tmp_path):
     args = [*_NATURAL, "--num_clients=100", f"--out_dir={tmp_path / 'a'}"]
-    data = run_setup.prepare(config_of(*args)).data
+    data = run_setup.prepare(config_of(*args)).problem.data
     train_set, _ = ccfl.load_dataset("synthetic")
     np.testing.assert_array_equal(data.sizes, np.bincount(train_set["client"], minlength=100))
     np.testing.assert_array_equal(data.client(7)["x"], train_set["x"][train_set["client"] == 7])
