@@ -15,12 +15,12 @@ from experiments.sweeps import results
 
 SHORT = ["--rounds=5", "--grid=coarse", "--seeds=1", "--eval_every=3", "--num_clients=6"]
 SHORT += ["--local_epochs=1", "--devices=4", "--compilation_cache=off"]
-# Those on files of their own data; the others learn digits, whose programs are alike.
+# Those on files of their own data; the others learn digits, by the same few programs.
 OWN_DATA = {
     "table3_cifar100": ["--model=logistic"],
     "table3_stackoverflow": ["--local_lr=20", "--max_delay=1"],  # one local rate, fewer trials
 }
-DIGITS = ["--dataset=digits", "--model=logistic"]
+DIGITS = ["--dataset=digits", "--model=logistic", "--alpha=1", "--max_delay=2", "--randomness=1"]
 FAST = "fig3_gamma"  # it has the fewest methods, and varies a number; all together take minutes
 EVERY = [
     pytest.param(name, marks=[] if name == FAST else pytest.mark.slow) for name in presets.names()
