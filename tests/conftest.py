@@ -18,7 +18,7 @@ def pytest_configure(config):
     """A program is compiled once: both workers, the commands they start, and the next session find
     it under .pytest_cache (`--cache-clear` empties it)."""
     kept = {
-        "jax_compilation_cache_dir": str(config.cache.mkdir("programs")),
+        "jax_compilation_cache_dir": str(config.rootpath / ".pytest_cache/d/programs"),
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
@@ -37,9 +37,11 @@ def programs_let_go():
 
 @pytest.fixture(scope="module")
 def quickly_compiled():
-    """What a program computes does not depend on LLVM's effort, half the time of compiling."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    """The compiler optimises little, which halves its time; numbers keep their tolerances."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
@@ -71,13 +73,3 @@ def ready(tmp_path_factory):
     from experiments.training import run_setup
 
     return run_setup.prepare(config_of(f"--out_dir={tmp_path_factory.mktemp('runs') / 'ready'}"))
-
-
-@pytest.fixture(scope="module")
-def quickly_compiled():
-    """The compiler optimises little, which halves its time; numbers keep their tolerances."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-    jax.config.update("jax_disable_most_optimizations", False)
