@@ -166,24 +166,21 @@ def test_bounds_grow_with_what_makes_a_problem_harder_and_with_the_repairs(probl
     assert values[1] * slack >= values[0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"L": -1.0}, "L: expected a finite number > 0, found -1.0"),
-        ({"G": 0.0}, "G: expected a finite number > 0, found 0.0"),
-        ({"sigma_g": math.nan}, "sigma_g: expected a finite number >= 0, found nan"),
-        ({"d": 1.5}, "d: expected an integer >= 1, found 1.5"),
-        ({"gap": math.inf}, "gap: expected a finite number >= 0, found inf"),
-        ({"b1": 1.0}, "b1: expected 0 <= b1 < 1, found 1.0"),
-        ({"eps": 0.0}, "eps: expected a finite number > 0, found 0.0"),
-        ({"local_lr": "x"}, "local_lr: expected a finite number > 0, found 'x'"),
-        ({"rounds": True}, "rounds: expected an integer >= 1, found True"),
-        ({"buffer_size": 21}, "buffer_size: expected an integer from 1 to 20, found 21"),
-        ({"max_delay": -1}, "max_delay: expected an integer >= 0, found -1"),
-        ({"phi_3": 0.0}, "phi_3: expected a finite number > 0, found 0.0"),
-        ({"form": "other"}, "form: expected paper, consistent, found 'other'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"L": -1.0}, "L: expected a finite number > 0, found -1.0"),
+    ({"G": 0.0}, "G: expected a finite number > 0, found 0.0"),
+    ({"sigma_g": math.nan}, "sigma_g: expected a finite number >= 0, found nan"),
+    ({"d": 1.5}, "d: expected an integer >= 1, found 1.5"),
+    ({"gap": math.inf}, "gap: expected a finite number >= 0, found inf"),
+    ({"b1": 1.0}, "b1: expected 0 <= b1 < 1, found 1.0"),
+    ({"eps": 0.0}, "eps: expected a finite number > 0, found 0.0"),
+    ({"local_lr": "x"}, "local_lr: expected a finite number > 0, found 'x'"),
+    ({"rounds": True}, "rounds: expected an integer >= 1, found True"),
+    ({"buffer_size": 21}, "buffer_size: expected an integer from 1 to 20, found 21"),
+    ({"max_delay": -1}, "max_delay: expected an integer >= 0, found -1"),
+    ({"phi_3": 0.0}, "phi_3: expected a finite number > 0, found 0.0"),
+    ({"form": "other"}, "form: expected paper, consistent, found 'other'"),
+])  # fmt: skip
 def test_numbers_out_of_range_and_unknown_forms_are_refused(changes, message):
     given = [
         one._replace(**{name: value for name, value in changes.items() if name in one._fields})

@@ -129,19 +129,16 @@ def run(clients, b1, buffer_size, steps, delay, local_lr=None, seeds=3):
     return paths, (gradients**2).sum(axis=-1).mean(), setting, work
 
 
-@pytest.mark.parametrize(
-    ("b1", "buffer_size", "steps", "delay", "left"),
-    [
-        (0, 20, 1, 0, 0.05),
-        (0.9, 20, 4, 0, 0.9),  # this much momentum allows steps 55 times shorter
-        (0.5, 20, 1, 5, 0.05),
-        (0, 5, 4, 0, 0.05),
-        (0, 5, 4, 5, 0.05),
-        (0.5, 5, 1, 5, 0.05),
-        (0, 2, 1, 2, 0.05),
-        (0.5, 2, 8, 10, 0.05),
-    ],
-)
+@pytest.mark.parametrize(("b1", "buffer_size", "steps", "delay", "left"), [
+    (0, 20, 1, 0, 0.05),
+    (0.9, 20, 4, 0, 0.9),  # this much momentum allows steps 55 times shorter
+    (0.5, 20, 1, 5, 0.05),
+    (0, 5, 4, 0, 0.05),
+    (0, 5, 4, 5, 0.05),
+    (0.5, 5, 1, 5, 0.05),
+    (0, 2, 1, 2, 0.05),
+    (0.5, 2, 8, 10, 0.05),
+])  # fmt: skip
 def test_runs_stay_under_the_consistent_bound(b1, buffer_size, steps, delay, left):
     """Work is drawn from 1 to `steps`, delays from 0 to `delay`; `left` is of f(x_0) - f*."""
     clients = example()

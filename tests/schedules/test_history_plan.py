@@ -189,17 +189,14 @@ def test_a_plan_and_its_pieces_are_accepted_and_one_wrong_slot_is_not(schedule, 
 SHORT = "history_length: expected at least 2, the schedule's plan holds 2 models, found 1"
 
 
-@pytest.mark.parametrize(
-    ("history_length", "schedule", "message"),
-    [
-        (1, PLAN, SHORT),
-        (1, PLAN.rounds(2, 3), SHORT),
-        (2, PLAN.replace(staleness=late(0, 0, 0, 1, 1).staleness), wrong_slot(2, 0, 3)),
-        (2, PLAN.replace(staleness=late(0, 0, 3, 2, 1).staleness), "schedule: ... 2 ..., found 3"),
-        (2, PLAN.replace(write=PLAN.write * 0), wrong_slot(2, 1, 2)),
-        (2, FIVE.replace(read=PLAN.read * 0, write=PLAN.write * 0), wrong_slot(1, 0, 3)),
-    ],
-)
+@pytest.mark.parametrize(("history_length", "schedule", "message"), [
+    (1, PLAN, SHORT),
+    (1, PLAN.rounds(2, 3), SHORT),
+    (2, PLAN.replace(staleness=late(0, 0, 0, 1, 1).staleness), wrong_slot(2, 0, 3)),
+    (2, PLAN.replace(staleness=late(0, 0, 3, 2, 1).staleness), "schedule: ... 2 ..., found 3"),
+    (2, PLAN.replace(write=PLAN.write * 0), wrong_slot(2, 1, 2)),
+    (2, FIVE.replace(read=PLAN.read * 0, write=PLAN.write * 0), wrong_slot(1, 0, 3)),
+])  # fmt: skip
 def test_what_does_not_fit_a_plan_is_refused(history_length, schedule, message):
     refused(message, accept, schedule, [0, -1][:history_length])
 

@@ -76,21 +76,18 @@ SEED = "seed: expected an integer from 0 to 4294967295, found "
 AMOUNT = "local_work * randomness: expected an integer >= 1, found "
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"buffer_size": 11}, "buffer_size: expected at most the number of clients, 10, found 11"),
-        ({"buffer_size": 0}, "buffer_size: expected an integer >= 1, found 0"),
-        ({"max_delay": -1}, "max_delay: expected an integer >= 0, found -1"),
-        ({"seed": 2**32}, SEED + "4294967296"),
-        ({"seed": -1}, SEED + "-1"),
-        ({"seed": 1.5}, SEED + "1.5"),
-        ({"num_rounds": True}, "num_rounds: expected an integer >= 0, found True"),
-        ({"randomness": 0.5}, AMOUNT + "3 * 0.5 = 1.5"),
-        ({"randomness": float("nan")}, AMOUNT + "3 * nan = nan"),
-        ({"local_work": 0}, "local_work: expected an integer >= 1, found 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"buffer_size": 11}, "buffer_size: expected at most the number of clients, 10, found 11"),
+    ({"buffer_size": 0}, "buffer_size: expected an integer >= 1, found 0"),
+    ({"max_delay": -1}, "max_delay: expected an integer >= 0, found -1"),
+    ({"seed": 2**32}, SEED + "4294967296"),
+    ({"seed": -1}, SEED + "-1"),
+    ({"seed": 1.5}, SEED + "1.5"),
+    ({"num_rounds": True}, "num_rounds: expected an integer >= 0, found True"),
+    ({"randomness": 0.5}, AMOUNT + "3 * 0.5 = 1.5"),
+    ({"randomness": float("nan")}, AMOUNT + "3 * nan = nan"),
+    ({"local_work": 0}, "local_work: expected an integer >= 1, found 0"),
+])  # fmt: skip
 def test_random_schedule_refuses(arguments, message):
     settings = {"seed": 0, "num_rounds": 3, "num_clients": 10, **arguments}
     refused(message, ccfl.random_schedule, **settings)
@@ -138,14 +135,11 @@ def test_no_more_masks_are_taken_than_rounds():
     assert len([*source]) == 3
 
 
-@pytest.mark.parametrize(
-    ("available", "message"),
-    [
-        ([np.ones(4, bool)] * 2, "a mask for each of 3 rounds, found 2"),
-        ([], "a mask for each of 3 rounds, found 0"),
-        ([np.ones(5, bool)] * 3, "bool (4,), found bool (5,) in round 0"),
-        ([np.ones(4)] * 3, "bool (4,), found float64 (4,) in round 0"),
-    ],
-)
+@pytest.mark.parametrize(("available", "message"), [
+    ([np.ones(4, bool)] * 2, "a mask for each of 3 rounds, found 2"),
+    ([], "a mask for each of 3 rounds, found 0"),
+    ([np.ones(5, bool)] * 3, "bool (4,), found bool (5,) in round 0"),
+    ([np.ones(4)] * 3, "bool (4,), found float64 (4,) in round 0"),
+])  # fmt: skip
 def test_masks_that_do_not_fit_are_refused(available, message):
     refused(f"available: expected {message}", ccfl.random_schedule, 0, 3, 4, 2, available=available)

@@ -72,42 +72,36 @@ NO = "expected an npz file, found "
 ARRAYS = "expected ['client', 'staleness', 'work', 'present'] and optionally ..., found missing "
 
 
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ({"client": np.array([[{}]])}, NO + "Object arrays cannot be loaded ..."),
-        ({"client": npy("<U1")}, "client: expected booleans, integers or floats, found others"),
-        ({"client": npy()[:5]}, "client: expected booleans, integers or floats, found others"),
-        ({"client": b"\x93NUMPY\x03" + npy()[7:]}, NO + "EOF: reading array header, ..."),
-        ({"work": npy(shape="(2, 3), ")}, NO + "EOF: ... data, expected 24 bytes got 16"),
-        ({"work": npy(shape="(9999999999, 99999999), ")}, NO + "Unable to allocate ..."),
-        ({"work": npy(shape=f"({'9' * 9000}, 2), ")}, NO + "Cannot parse header..."),
-        ({"present": npy("|b1", data=b"\0\1\2\1")}, "present: expected booleans ..., found others"),
-        ({"a\nb" * 99: npy()}, ARRAYS + "[], unknown ['a\\nba...b.npy'] in 5 arrays"),
-        ({"work": None, "extra": npy()}, ARRAYS + "['work'], unknown ['extra.npy'] in 4 arrays"),
-        ({"read": npy(), "write": npy()}, ARRAYS + "[], unknown ['read.npy', 'write.npy'] ..."),
-        ({"client": np.full((2, 2), -1)}, "client: expected 0 to 2147483647, found -1 to -1"),
-        ({"num_clients": np.array([3, 3])}, "num_clients: expected one integer, found int64 (2,)"),
-        ({"num_clients": np.array(3.0)}, "num_clients: expected one integer, found float64 ()"),
-        ({"num_clients": np.array(2**64 - 1)}, f"num_clients: expected ..., found {2**64 - 1}"),
-        ({"epochs": np.array(1)}, "epochs: expected one bool, found int64 ()"),
-        ({"epochs": np.array([True])}, "epochs: expected one bool, found bool (1,)"),
-    ],
-)
+@pytest.mark.parametrize(("members", "message"), [
+    ({"client": np.array([[{}]])}, NO + "Object arrays cannot be loaded ..."),
+    ({"client": npy("<U1")}, "client: expected booleans, integers or floats, found others"),
+    ({"client": npy()[:5]}, "client: expected booleans, integers or floats, found others"),
+    ({"client": b"\x93NUMPY\x03" + npy()[7:]}, NO + "EOF: reading array header, ..."),
+    ({"work": npy(shape="(2, 3), ")}, NO + "EOF: ... data, expected 24 bytes got 16"),
+    ({"work": npy(shape="(9999999999, 99999999), ")}, NO + "Unable to allocate ..."),
+    ({"work": npy(shape=f"({'9' * 9000}, 2), ")}, NO + "Cannot parse header..."),
+    ({"present": npy("|b1", data=b"\0\1\2\1")}, "present: expected booleans ..., found others"),
+    ({"a\nb" * 99: npy()}, ARRAYS + "[], unknown ['a\\nba...b.npy'] in 5 arrays"),
+    ({"work": None, "extra": npy()}, ARRAYS + "['work'], unknown ['extra.npy'] in 4 arrays"),
+    ({"read": npy(), "write": npy()}, ARRAYS + "[], unknown ['read.npy', 'write.npy'] ..."),
+    ({"client": np.full((2, 2), -1)}, "client: expected 0 to 2147483647, found -1 to -1"),
+    ({"num_clients": np.array([3, 3])}, "num_clients: expected one integer, found int64 (2,)"),
+    ({"num_clients": np.array(3.0)}, "num_clients: expected one integer, found float64 ()"),
+    ({"num_clients": np.array(2**64 - 1)}, f"num_clients: expected ..., found {2**64 - 1}"),
+    ({"epochs": np.array(1)}, "epochs: expected one bool, found int64 ()"),
+    ({"epochs": np.array([True])}, "epochs: expected one bool, found bool (1,)"),
+])  # fmt: skip
 def test_load_refuses_what_is_in_a_file(tmp_path, members, message):
     made(tmp_path / "s.npz", **members)
     refused_file(tmp_path / "s.npz", message)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([[0, 1], [2, 2]], np.uint8),
-        np.array([[0, 1], [2, 2]], ">i8"),
-        np.asfortranarray([[0, 1], [2, 2]]),
-        npy(order=True, data=np.array([0, 2, 1, 2], "<i4").tobytes()),
-    ],
-)
+@pytest.mark.parametrize("array", [
+    np.array([[0, 1], [2, 2]], np.uint8),
+    np.array([[0, 1], [2, 2]], ">i8"),
+    np.asfortranarray([[0, 1], [2, 2]]),
+    npy(order=True, data=np.array([0, 2, 1, 2], "<i4").tobytes()),
+])  # fmt: skip
 def test_other_integers_become_the_schedules_own(tmp_path, array):
     made(tmp_path / "s.npz", zipfile.ZIP_STORED, client=array)
     loaded = Schedule.load(tmp_path / "s.npz")
@@ -142,19 +136,16 @@ def doubled(content):
     return whole.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content[: len(content) // 2], NO + "File is not a zip..."),
-        (lambda content: b"", NO + "File is not a zip file"),
-        (lambda content: b"hello", NO + "File is not a zip file"),
-        # A header that says that the array is shorter; a number.
-        (changed(b"<i4", b"<i2"), NO + "client.npy has another checksum"),
-        (changed(b"\1\0", b"\3\0"), NO + "client.npy has another checksum"),
-        (encrypted, NO + "... is encrypted, password required for extraction"),
-        (doubled, ARRAYS + "[], unknown [] in 5 arrays"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda content: content[: len(content) // 2], NO + "File is not a zip..."),
+    (lambda content: b"", NO + "File is not a zip file"),
+    (lambda content: b"hello", NO + "File is not a zip file"),
+    # A header that says that the array is shorter; a number.
+    (changed(b"<i4", b"<i2"), NO + "client.npy has another checksum"),
+    (changed(b"\1\0", b"\3\0"), NO + "client.npy has another checksum"),
+    (encrypted, NO + "... is encrypted, password required for extraction"),
+    (doubled, ARRAYS + "[], unknown [] in 5 arrays"),
+])  # fmt: skip
 def test_damaged_files_are_refused_by_name(tmp_path, damage, message):
     path = tmp_path / "s.npz"
     made(path, zipfile.ZIP_STORED)
@@ -196,28 +187,25 @@ WHOLE = np.zeros((2, 2), int)
 PLAN = {"read": WHOLE, "write": WHOLE[0]}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"client": WHOLE[0]}, "client: expected [rounds, slots], found shape (2,)"),
-        ({"work": WHOLE[:1]}, "work: expected integers (2, 2) like client, found int64 (1, 2)"),
-        ({"present": WHOLE}, "present: expected bool (2, 2) like client, found int64 (2, 2)"),
-        ({"staleness": WHOLE / 2}, "staleness: expected integers (2, 2) ..., found float64 (2, 2)"),
-        ({"staleness": WHOLE - 1}, "staleness: expected 0 to 2147483647, found -1 to -1"),
-        ({"client": WHOLE + 2**40}, f"client: expected 0 to 2147483647, found {2**40} to {2**40}"),
-        ({"time": np.zeros(3)}, "time: expected numbers (2,), found float64 (3,)"),
-        ({"time": WHOLE[0] > 0}, "time: expected numbers (2,), found bool (2,)"),
-        ({"time": np.array([1, np.nan])}, "time: expected finite numbers, found nan"),
-        ({"num_clients": 0}, "num_clients: expected an integer from 1 to 2147483647, found 0"),
-        ({"num_clients": 2}, "num_clients: expected more than the largest client, 2, found 2"),
-        ({"work_unit": "batches"}, "work_unit: expected epochs, steps or None, found 'batches'"),
-        ({"read": WHOLE}, "schedule: expected read and write, or neither, found read alone"),
-        ({"write": WHOLE[0]}, "schedule: expected read and write, or neither, found write alone"),
-        ({**PLAN, "read": WHOLE[:1]}, "read: expected integers (2, 2) ..., found int64 (1, 2)"),
-        ({**PLAN, "write": WHOLE}, "write: expected integers (2,) ..., found int64 (2, 2)"),
-        ({**PLAN, "read": WHOLE - 1}, "read: expected 0 to 2147483647, found -1 to -1"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"client": WHOLE[0]}, "client: expected [rounds, slots], found shape (2,)"),
+    ({"work": WHOLE[:1]}, "work: expected integers (2, 2) like client, found int64 (1, 2)"),
+    ({"present": WHOLE}, "present: expected bool (2, 2) like client, found int64 (2, 2)"),
+    ({"staleness": WHOLE / 2}, "staleness: expected integers (2, 2) ..., found float64 (2, 2)"),
+    ({"staleness": WHOLE - 1}, "staleness: expected 0 to 2147483647, found -1 to -1"),
+    ({"client": WHOLE + 2**40}, f"client: expected 0 to 2147483647, found {2**40} to {2**40}"),
+    ({"time": np.zeros(3)}, "time: expected numbers (2,), found float64 (3,)"),
+    ({"time": WHOLE[0] > 0}, "time: expected numbers (2,), found bool (2,)"),
+    ({"time": np.array([1, np.nan])}, "time: expected finite numbers, found nan"),
+    ({"num_clients": 0}, "num_clients: expected an integer from 1 to 2147483647, found 0"),
+    ({"num_clients": 2}, "num_clients: expected more than the largest client, 2, found 2"),
+    ({"work_unit": "batches"}, "work_unit: expected epochs, steps or None, found 'batches'"),
+    ({"read": WHOLE}, "schedule: expected read and write, or neither, found read alone"),
+    ({"write": WHOLE[0]}, "schedule: expected read and write, or neither, found write alone"),
+    ({**PLAN, "read": WHOLE[:1]}, "read: expected integers (2, 2) ..., found int64 (1, 2)"),
+    ({**PLAN, "write": WHOLE}, "write: expected integers (2,) ..., found int64 (2, 2)"),
+    ({**PLAN, "read": WHOLE - 1}, "read: expected 0 to 2147483647, found -1 to -1"),
+])  # fmt: skip
 def test_check_refuses(changes, message):
     refused(message, small(**changes).check)
 

@@ -153,19 +153,16 @@ def test_a_folder_whose_name_begins_a_formula_is_drawn(tmp_path):
 _NUMBERS = "{}: expected rows with a rising round and numbers, found row 0 with"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "[Errno 2] No such file or directory: '{}'"),
-        ("", "{}: expected at least one row, found none"),
-        ("no json\n", "{}: expected JSON, found..."),
-        ("3\n", "{}: expected a row with its round, found 3"),
-        ('{"round": 0}\n', "{}: expected --x of round, found rows without samples"),
-        ('{"round": 0, "test_a": "a", "train_a": 1, "samples": 0}\n', f"{_NUMBERS} test_a 'a'"),
-        ('{"round": 0, "test_a": 1e999, "train_a": 1, "samples": 0}\n', f"{_NUMBERS} test_a inf"),
-        ('{"round": 0, "test_a": 1, "train_a": 1, "samples": "a"}\n', f"{_NUMBERS} samples 'a'"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "[Errno 2] No such file or directory: '{}'"),
+    ("", "{}: expected at least one row, found none"),
+    ("no json\n", "{}: expected JSON, found..."),
+    ("3\n", "{}: expected a row with its round, found 3"),
+    ('{"round": 0}\n', "{}: expected --x of round, found rows without samples"),
+    ('{"round": 0, "test_a": "a", "train_a": 1, "samples": 0}\n', f"{_NUMBERS} test_a 'a'"),
+    ('{"round": 0, "test_a": 1e999, "train_a": 1, "samples": 0}\n', f"{_NUMBERS} test_a inf"),
+    ('{"round": 0, "test_a": 1, "train_a": 1, "samples": "a"}\n', f"{_NUMBERS} samples 'a'"),
+])  # fmt: skip
 def test_a_folder_without_rows_is_refused(tmp_path, refuses, content, message):
     path, out = tmp_path / metrics.METRICS, tmp_path / "x.png"
     if content is not None:

@@ -52,20 +52,16 @@ def diurnal(zones, start, hours):
     return (HOURS + zones - start) % 24 < hours
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("always()", np.full((ROUNDS, COUNT), True)),
-        ("cyclic(86400,20000)", (HOURS * 3600 + PHASES * 86400) % 86400 < 20000),
-        ("diurnal(20)", diurnal(ZONES, 20, 8)),
-        ("diurnal( 1.25, 3.5 )", diurnal(ZONES, 1.25, 3.5)),
-        # A label has its part of the period, and a zone of 24 l / 10 hours.
-        ("label(50000)", np.floor(10 * (HOURS * 3600 % 50000) / 50000) == LABELS),
-        # Off the half hours, where rounding decides.
-        ("label_diurnal(22.05,8)", diurnal(2.4 * LABELS, 22.05, 8)),
-    ],
-    ids=lambda part: part if isinstance(part, str) else "",
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("always()", np.full((ROUNDS, COUNT), True)),
+    ("cyclic(86400,20000)", (HOURS * 3600 + PHASES * 86400) % 86400 < 20000),
+    ("diurnal(20)", diurnal(ZONES, 20, 8)),
+    ("diurnal( 1.25, 3.5 )", diurnal(ZONES, 1.25, 3.5)),
+    # A label has its part of the period, and a zone of 24 l / 10 hours.
+    ("label(50000)", np.floor(10 * (HOURS * 3600 % 50000) / 50000) == LABELS),
+    # Off the half hours, where rounding decides.
+    ("label_diurnal(22.05,8)", diurnal(2.4 * LABELS, 22.05, 8)),
+], ids=lambda part: part if isinstance(part, str) else "")  # fmt: skip
 def test_clients_are_available_when_the_models_formula_says(text, expected):
     np.testing.assert_array_equal(masks(text)[0], expected)
 

@@ -93,17 +93,14 @@ def test_margins_are_paired_by_seed():
     assert ruling["holds"] and "+15.0 (spread 7.1)" in claims.line(ruling)
 
 
-@pytest.mark.parametrize(
-    ("scores", "holds"),
-    [
-        ({"base": [0.5], "a": [0.7], "b": [0.61]}, True),
-        ({"base": [0.5], "a": [0.7], "b": [0.59]}, False),  # 9 points are not over 10
-        ({"base": [0.5], "a": [None], "b": [0.9]}, False),
-        ({"base": [None], "a": [0.9], "b": [0.9]}, False),
-        ({"a": [0.9], "b": [0.9]}, None),  # nothing to compare with
-        ({"base": [0.1]}, None),
-    ],
-)
+@pytest.mark.parametrize(("scores", "holds"), [
+    ({"base": [0.5], "a": [0.7], "b": [0.61]}, True),
+    ({"base": [0.5], "a": [0.7], "b": [0.59]}, False),  # 9 points are not over 10
+    ({"base": [0.5], "a": [None], "b": [0.9]}, False),
+    ({"base": [None], "a": [0.9], "b": [0.9]}, False),
+    ({"a": [0.9], "b": [0.9]}, None),  # nothing to compare with
+    ({"base": [0.1]}, None),
+])  # fmt: skip
 def test_a_claim_holds_where_every_margin_does(scores, holds):
     (ruling,) = judged(finals(**scores), ABOVE)
     assert ruling["holds"] is holds
@@ -171,22 +168,19 @@ def test_a_damaged_record_is_refused_with_its_name(tmp_path, content, message):
     refused(f"{path}: {message}", results.read, tmp_path, trials)
 
 
-@pytest.mark.parametrize(
-    ("rows", "number", "found"),
-    [
-        ([], 0, "round None"),
-        ([{**ROW, "round": 0.0}], 0, "round 0.0"),
-        ([{**ROW, "round": -1}], 0, "round -1"),
-        ([ROW, ROW], 1, "round 0"),
-        ([{**ROW, "round": 10**400}], 0, "round 1000..."),
-        ([{**ROW, "test_accuracy": "0.1"}], 0, "test_accuracy '0.1'"),
-        ([{**ROW, "test_accuracy": True}], 0, "test_accuracy True"),
-        ([{**ROW, "train_accuracy": 1e300}], 0, "train_accuracy 1e+300"),
-        ([ROW, {"round": 1, "seconds": 1.0, "test_accuracy": 0.1}], 1, "train_accuracy None"),
-        ([{"round": 0, "seconds": 0, "test_loss": 0.1}], 0, "train_score None"),
-        ([{**ROW, "seconds": None}], 0, "seconds None"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "number", "found"), [
+    ([], 0, "round None"),
+    ([{**ROW, "round": 0.0}], 0, "round 0.0"),
+    ([{**ROW, "round": -1}], 0, "round -1"),
+    ([ROW, ROW], 1, "round 0"),
+    ([{**ROW, "round": 10**400}], 0, "round 1000..."),
+    ([{**ROW, "test_accuracy": "0.1"}], 0, "test_accuracy '0.1'"),
+    ([{**ROW, "test_accuracy": True}], 0, "test_accuracy True"),
+    ([{**ROW, "train_accuracy": 1e300}], 0, "train_accuracy 1e+300"),
+    ([ROW, {"round": 1, "seconds": 1.0, "test_accuracy": 0.1}], 1, "train_accuracy None"),
+    ([{"round": 0, "seconds": 0, "test_loss": 0.1}], 0, "train_score None"),
+    ([{**ROW, "seconds": None}], 0, "seconds None"),
+])  # fmt: skip
 def test_what_cannot_be_rows_is_refused_by_its_place(rows, number, found):
     results.check_rows([ROW, {**ROW, "round": 5, "train_accuracy": 1}], "file", ("seconds",))
     expected = "file: expected rows with a rising round and numbers"

@@ -169,14 +169,11 @@ def _load(dataset, data_dir):
     return *ccfl.load_dataset(dataset), 0
 
 
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        ({"clients": _clients}, "ValueError: seed 0 cannot be dealt out"),
-        # As with clients drawn by the seed: one draw is impossible, the other is not.
-        ({"source": _source, "load": _load}, "FileNotFoundError: nowhere: nothing there"),
-    ],
-)
+@pytest.mark.parametrize(("broken", "reason"), [
+    ({"clients": _clients}, "ValueError: seed 0 cannot be dealt out"),
+    # As with clients drawn by the seed: one draw is impossible, the other is not.
+    ({"source": _source, "load": _load}, "FileNotFoundError: nowhere: nothing there"),
+])  # fmt: skip
 def test_a_failing_trial_is_recorded_and_the_others_go_on(
     tmp_path, monkeypatch, capsys, broken, reason
 ):
@@ -219,28 +216,25 @@ _TOO_MANY = "--vary=seed={0} local_lr={0},100".format(",".join(map(str, range(10
 _VALUE, _SEED = "expected a value, found none", "--vary=seed=0"
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--vary=rounds=1,2"], f"{_AXES} local_lr, ..., found 'rounds=1,2'"),
-        (["--vary=server_lr"], f"{_AXES} ..., found 'server_lr'"),
-        (["--vary=server_lr=1,1"], f"{_AXES} ..., found 'server_lr=1,1'"),
-        (["--vary=server_lr=1,"], f"{_AXES} ..., found 'server_lr=1,'"),
-        (["--vary=seed=1 seed=2"], f"{_AXES} ..., found 'seed=2'"),
-        ([_TOO_MANY], "--vary: expected at most 10000 combinations, found 10100"),
-        (["--vary=server_lr=-1"], "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
-        (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ...=cc_fedavg"),
-        (["--vary=server=cc_fedsgd b1=0"], "--b1: expected with cc_fedavgm, ...=cc_fedsgd"),
-        (["--seed=0"], f"--vary: {_VALUE}"),
-        ([_SEED, "--resume"], "--resume: expected the same command again, ... with a sweep"),
-        ([_SEED, "--smoothness=1"], "--smoothness: expected with a single run, ... with a sweep"),
-        ([_SEED, "--data_memory=1"], "--data_memory: expected data that fit ... with a sweep"),
-        ([_SEED, "--trial_memory=0"], "--trial_memory: expected a number > 0, ..., found 0.0"),
-        (["--vary=server_lr=0.1,1", "--dataset=fashion_mnist", "--data_dir=/nowhere"],
-         "Fashion-MNIST: /nowhere must hold ...; missing: train-images-idx3-ubyte, ..."),
-        ([_SEED, "--batch=3"], "--batch: expected a flag ...; did you mean --batch_size?"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("args", "message"), [
+    (["--vary=rounds=1,2"], f"{_AXES} local_lr, ..., found 'rounds=1,2'"),
+    (["--vary=server_lr"], f"{_AXES} ..., found 'server_lr'"),
+    (["--vary=server_lr=1,1"], f"{_AXES} ..., found 'server_lr=1,1'"),
+    (["--vary=server_lr=1,"], f"{_AXES} ..., found 'server_lr=1,'"),
+    (["--vary=seed=1 seed=2"], f"{_AXES} ..., found 'seed=2'"),
+    ([_TOO_MANY], "--vary: expected at most 10000 combinations, found 10100"),
+    (["--vary=server_lr=-1"], "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
+    (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ...=cc_fedavg"),
+    (["--vary=server=cc_fedsgd b1=0"], "--b1: expected with cc_fedavgm, ...=cc_fedsgd"),
+    (["--seed=0"], f"--vary: {_VALUE}"),
+    ([_SEED, "--resume"], "--resume: expected the same command again, ... with a sweep"),
+    ([_SEED, "--smoothness=1"], "--smoothness: expected with a single run, ... with a sweep"),
+    ([_SEED, "--data_memory=1"], "--data_memory: expected data that fit ... with a sweep"),
+    ([_SEED, "--trial_memory=0"], "--trial_memory: expected a number > 0, ..., found 0.0"),
+    (["--vary=server_lr=0.1,1", "--dataset=fashion_mnist", "--data_dir=/nowhere"],
+     "Fashion-MNIST: /nowhere must hold ...; missing: train-images-idx3-ubyte, ..."),
+    ([_SEED, "--batch=3"], "--batch: expected a flag ...; did you mean --batch_size?"),
+])  # fmt: skip
 def test_a_wrong_sweep_is_refused_in_a_line(tmp_path, refuses, args, message):
     server = [] if "server" in args[0] else ["--server_lr=1"]
     refuses(message, sweep.main, *_args(tmp_path / "x", *server, *args))

@@ -100,20 +100,17 @@ _BEFORE = {"round": 0, "seconds": 4, "samples": 0, "train_a": 0, "test_a": 0}
 _MISSING = "[Errno 2] No such file or directory: '{}'"
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        (run_config.CONFIG, "{", "{}: expected JSON, found ..."),
-        (run_config.CONFIG, "[]", f"{_SETTINGS} (TypeError(...))"),
-        (run_config.CONFIG, '{"server": "a"}', f"{_SETTINGS} (KeyError('environment'))"),
-        (run_config.CONFIG, None, _MISSING),
-        (metrics.METRICS, "", f"{_ROWS} round None"),
-        (metrics.METRICS, '{"round": 1}\n', f"{_ROWS} seconds None"),
-        (metrics.METRICS, json.dumps(_BEFORE) + "\n", "{}: expected rounds and seconds > 0 in the "
-         "last row, found 0 and 4"),
-        (metrics.METRICS, None, _MISSING),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "content", "message"), [
+    (run_config.CONFIG, "{", "{}: expected JSON, found ..."),
+    (run_config.CONFIG, "[]", f"{_SETTINGS} (TypeError(...))"),
+    (run_config.CONFIG, '{"server": "a"}', f"{_SETTINGS} (KeyError('environment'))"),
+    (run_config.CONFIG, None, _MISSING),
+    (metrics.METRICS, "", f"{_ROWS} round None"),
+    (metrics.METRICS, '{"round": 1}\n', f"{_ROWS} seconds None"),
+    (metrics.METRICS, json.dumps(_BEFORE) + "\n", "{}: expected rounds and seconds > 0 in the "
+     "last row, found 0 and 4"),
+    (metrics.METRICS, None, _MISSING),
+])  # fmt: skip
 def test_a_damaged_run_is_refused_by_its_file(tmp_path, refuses, file, content, message):
     folder, path = make_run(tmp_path / "a"), tmp_path / "a" / file
     path.unlink() if content is None else path.write_text(content)
