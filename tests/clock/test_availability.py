@@ -1,5 +1,6 @@
 """Availability: blocks that follow each other, models checked by hand, frequencies, masks."""
 
+from collections import deque
 from itertools import islice, pairwise
 
 import numpy as np
@@ -23,19 +24,18 @@ def blocks(model, seed, until):
 
 def changes(model, until, seed=0):
     """All changes before `until` as (time, client, available)."""
-    columns = ([a.tolist() for a in block[1:]] for block in blocks(model, seed, until))
-    found = (change for three in columns for change in zip(*three, strict=True))
+    found = (change for b in blocks(model, seed, until) for change in zip(*b[1:], strict=True))
     return [change for change in found if change[0] < until]
 
 
 def available(model, times, seed=0):
     """bool [times, clients]: the slow twin of `masks`, change by change from away."""
-    state, at, out = [False] * model.num_clients, 0, []
-    listed = changes(model, times[-1] + 1.0, seed)
+    state, out = [False] * model.num_clients, []
+    listed = deque(changes(model, times[-1] + 1.0, seed))
     for time in times:
-        while at < len(listed) and listed[at][0] <= time:
-            state[listed[at][1]] = listed[at][2]
-            at += 1
+        while listed and listed[0][0] <= time:
+            _, client, what = listed.popleft()
+            state[client] = what
         out.append(list(state))
     return np.array(out)
 
