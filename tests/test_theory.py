@@ -13,21 +13,16 @@ from ccfl_jax import theory
 from ccfl_jax.theory import Problem, Setting, Work
 
 PROBLEM = Problem(L=2.0, G=3.0, sigma_l=0.7, sigma_g=0.4, d=10, gap=5.0)
-SETTING = Setting(
-    server_lr=0.5, local_lr=1e-3, b1=0.9, eps=0.1, initial_accumulator=0.1**2, buffer_size=5,
-    num_clients=20, rounds=500,
-)  # fmt: skip
+RATES = {"server_lr": 0.5, "local_lr": 1e-3, "b1": 0.9, "eps": 0.1, "initial_accumulator": 0.1**2}
+SETTING = Setting(**RATES, buffer_size=5, num_clients=20, rounds=500)
 WORK = Work(phi_1=2.0, phi_2=14 / 3, phi_3=11 / 18, max_steps=3, max_delay=4, mean_delay=2.0)
 
 
 def test_work_and_delays_of_the_slots_that_train():
     """K = 2, 4 and 1 of delays 0, 1 and 2; the delay of 3 and the work of 9 are of no upload."""
-    s = make_schedule(
-        client=[[0, 1], [2, 3], [0, 1], [1, 0]],
-        staleness=[[0, 0], [1, 0], [0, 2], [3, 3]],
-        work=[[2, 0], [4, 9], [9, 1], [0, 9]],
-        present=[[True, True], [True, False], [False, True], [True, False]],
-    )
+    late, work = [[0, 0], [1, 0], [0, 2], [3, 3]], [[2, 0], [4, 9], [9, 1], [0, 9]]
+    present = [[1, 1], [1, 0], [0, 1], [1, 0]]
+    s = make_schedule([[0, 1], [2, 3], [0, 1], [1, 0]], late, work, present)
     found = theory.read_schedule(s, 5)
     assert found == pytest.approx((7 / 3, 21 / 3, (1 / 2 + 1 / 4 + 1) / 3, 4, 2, 1.0))
     epochs = make_schedule(client=[[0, 1]], work=[[2, 3]])
@@ -126,10 +121,8 @@ def test_corollary():
     assert theory.corollary(PROBLEM._replace(sigma_g=0.0), long, one_k)[-1].holds
 
 
-problems = st.builds(
-    Problem, st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 5), st.floats(0, 5),
-    st.integers(1, 100), st.floats(0, 10),
-)  # fmt: skip
+sizes, spreads = st.floats(0.1, 10), st.floats(0, 5)
+problems = st.builds(Problem, sizes, sizes, spreads, spreads, st.integers(1, 100), st.floats(0, 10))
 
 
 @st.composite

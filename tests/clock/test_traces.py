@@ -119,7 +119,8 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, name):
     path = tmp_path / "a"
     with open(path, "wb") as file:
         file.truncate(2**36)
-    message = f"size: expected at most {2**28 if name in ('csv', 'flash') else 2**26} bytes, ..."
+    most = 2**28 if name in ("csv", "flash") else 2**26
+    message = f"size: expected at most {most} bytes, found more"
     message = "expected an npz file, found ..." if name == "npz" else message
     refused_file(message, READERS[name], path)
     with pytest.raises(FileNotFoundError):

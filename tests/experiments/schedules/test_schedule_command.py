@@ -15,11 +15,7 @@ _NPZ, _RULE = "NAME.npz, other than NAME.log.npz", "--file=a.npz --rule"
 _RATE = "--rate: expected none with replace, a number with constant, poisson, found"
 _DIGITS, _STEP = "--file=a.npz --dataset=digits --model=mlp", "--step=constant(-1)"
 _TAGS = "--file=a.npz --dataset=stackoverflow --data_dir=x --model=tags --partition=natural"
-_NEVER = (
-    f"{_DIGITS} --max_staleness=0 --timeout=1e-3 --on_timeout=skip --num_clients=5 --rounds=2 "
-    "--step=constant(0.01) --work_correlation=1 --availability=cyclic(0.01,0.001) "
-    "--concurrency=1 --start=constant --rate=1e-6"
-)
+_NEVER = f"{_DIGITS} --timeout=1e-3 --on_timeout=skip --num_clients=5 --rounds=2"
 
 
 def run(*args):
@@ -50,7 +46,7 @@ def run(*args):
     (f"{_DIGITS} {_STEP}", f"{_STEP}: value: expected a finite number >= 0, found -1.0"),
     (f"{_DIGITS} --availability=csv(b)", "b: No such file or directory"),
     (f"{_DIGITS} --capacity=b", "b: No such file or directory"),
-    (_NEVER, "clock: expected a next round ..., found none from second 0 to 0.99..."),
+    (_NEVER, "clock: expected a next round ..., found none from second 0 to ..."),
 ])  # fmt: skip
 def test_what_is_refused_leaves_nothing(refuses, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)

@@ -140,7 +140,7 @@ _FIELDS = "expected a trial's name, status, config and rows, found"
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    *((text, "expected JSON, ...") for text in ("", "{", "\udcff", "[" * 10**5, '{"a": NaN}')),
+    *((text, "expected JSON, found ...") for text in ("", "{", "\udcff", "[" * 9**5, '{"a": NaN}')),
     *((text, f"{_FIELDS} {text}") for text in ("[]", "{}", "{'config': 3}")),
     *((wrong, f"{_FIELDS} {{'name': ...")
       for wrong in ({"status": "won"}, {"status": []}, {"config": []}, {"rows": {}})),
