@@ -13,21 +13,16 @@ from ccfl_jax import theory
 from ccfl_jax.theory import Problem, Setting, Work
 
 PROBLEM = Problem(L=2.0, G=3.0, sigma_l=0.7, sigma_g=0.4, d=10, gap=5.0)
-SETTING = Setting(
-    server_lr=0.5, local_lr=1e-3, b1=0.9, eps=0.1, initial_accumulator=0.1**2, buffer_size=5,
-    num_clients=20, rounds=500,
-)  # fmt: skip
+RATES = {"server_lr": 0.5, "local_lr": 1e-3, "b1": 0.9, "eps": 0.1, "initial_accumulator": 0.1**2}
+SETTING = Setting(**RATES, buffer_size=5, num_clients=20, rounds=500)
 WORK = Work(phi_1=2.0, phi_2=14 / 3, phi_3=11 / 18, max_steps=3, max_delay=4, mean_delay=2.0)
 
 
 def test_work_and_delays_of_the_slots_that_train():
     """K = 2, 4 and 1 of delays 0, 1 and 2; the delay of 3 and the work of 9 are of no upload."""
-    s = make_schedule(
-        client=[[0, 1], [2, 3], [0, 1], [1, 0]],
-        staleness=[[0, 0], [1, 0], [0, 2], [3, 3]],
-        work=[[2, 0], [4, 9], [9, 1], [0, 9]],
-        present=[[True, True], [True, False], [False, True], [True, False]],
-    )
+    late, work = [[0, 0], [1, 0], [0, 2], [3, 3]], [[2, 0], [4, 9], [9, 1], [0, 9]]
+    present = [[1, 1], [1, 0], [0, 1], [1, 0]]
+    s = make_schedule([[0, 1], [2, 3], [0, 1], [1, 0]], late, work, present)
     found = theory.read_schedule(s, 5)
     assert found == pytest.approx((7 / 3, 21 / 3, (1 / 2 + 1 / 4 + 1) / 3, 4, 2, 1.0))
     epochs = make_schedule(client=[[0, 1]], work=[[2, 3]])
@@ -126,10 +121,8 @@ def test_corollary():
     assert theory.corollary(PROBLEM._replace(sigma_g=0.0), long, one_k)[-1].holds
 
 
-problems = st.builds(
-    Problem, st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 5), st.floats(0, 5),
-    st.integers(1, 100), st.floats(0, 10),
-)  # fmt: skip
+sizes, spreads = st.floats(0.1, 10), st.floats(0, 5)
+problems = st.builds(Problem, sizes, sizes, spreads, spreads, st.integers(1, 100), st.floats(0, 10))
 
 
 @st.composite
@@ -166,24 +159,21 @@ def test_bounds_grow_with_what_makes_a_problem_harder_and_with_the_repairs(probl
     assert values[1] * slack >= values[0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"L": -1.0}, "L: expected a finite number > 0, found -1.0"),
-        ({"G": 0.0}, "G: expected a finite number > 0, found 0.0"),
-        ({"sigma_g": math.nan}, "sigma_g: expected a finite number >= 0, found nan"),
-        ({"d": 1.5}, "d: expected an integer >= 1, found 1.5"),
-        ({"gap": math.inf}, "gap: expected a finite number >= 0, found inf"),
-        ({"b1": 1.0}, "b1: expected 0 <= b1 < 1, found 1.0"),
-        ({"eps": 0.0}, "eps: expected a finite number > 0, found 0.0"),
-        ({"local_lr": "x"}, "local_lr: expected a finite number > 0, found 'x'"),
-        ({"rounds": True}, "rounds: expected an integer >= 1, found True"),
-        ({"buffer_size": 21}, "buffer_size: expected an integer from 1 to 20, found 21"),
-        ({"max_delay": -1}, "max_delay: expected an integer >= 0, found -1"),
-        ({"phi_3": 0.0}, "phi_3: expected a finite number > 0, found 0.0"),
-        ({"form": "other"}, "form: expected paper, consistent, found 'other'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"L": -1.0}, "L: expected a finite number > 0, found -1.0"),
+    ({"G": 0.0}, "G: expected a finite number > 0, found 0.0"),
+    ({"sigma_g": math.nan}, "sigma_g: expected a finite number >= 0, found nan"),
+    ({"d": 1.5}, "d: expected an integer >= 1, found 1.5"),
+    ({"gap": math.inf}, "gap: expected a finite number >= 0, found inf"),
+    ({"b1": 1.0}, "b1: expected 0 <= b1 < 1, found 1.0"),
+    ({"eps": 0.0}, "eps: expected a finite number > 0, found 0.0"),
+    ({"local_lr": "x"}, "local_lr: expected a finite number > 0, found 'x'"),
+    ({"rounds": True}, "rounds: expected an integer >= 1, found True"),
+    ({"buffer_size": 21}, "buffer_size: expected an integer from 1 to 20, found 21"),
+    ({"max_delay": -1}, "max_delay: expected an integer >= 0, found -1"),
+    ({"phi_3": 0.0}, "phi_3: expected a finite number > 0, found 0.0"),
+    ({"form": "other"}, "form: expected paper, consistent, found 'other'"),
+])  # fmt: skip
 def test_numbers_out_of_range_and_unknown_forms_are_refused(changes, message):
     given = [
         one._replace(**{name: value for name, value in changes.items() if name in one._fields})

@@ -14,59 +14,43 @@ from ccfl_jax.clock.event_clock import Server, clock_schedule
 from ccfl_jax.clock.event_log import TIMED_OUT, UNDERWAY, USED
 from ccfl_jax.clock.task_sampling import Work
 
+CLIENTS = np.arange(15)
 MODELS = {
-    "always": lambda n: there.always(n),
-    "bernoulli": lambda n: there.bernoulli(n, np.linspace(0.1, 0.9, n), 3.0),
-    "cyclic": lambda n: there.cyclic(n, 10.0, 4.0, np.arange(n) % 10.0),
-    "diurnal": lambda n: there.diurnal(np.arange(n) % 24),
-    "markov": lambda n: there.markov(n, 5.0, 7.0),
-    "by_label": lambda n: there.by_label(np.arange(n) % 3, 3, 12.0),
-    "windows": lambda n: there.windows(
-        np.arange(n), np.arange(n) % 4.0, np.arange(n) % 4.0 + 2.5, np.full(n, 7.0)
-    ),
+    "always": there.always(15),
+    "bernoulli": there.bernoulli(15, np.linspace(0.1, 0.9, 15), 3.0),
+    "cyclic": there.cyclic(15, 10.0, 4.0, CLIENTS % 10.0),
+    "diurnal": there.diurnal(CLIENTS),
+    "markov": there.markov(15, 5.0, 7.0),
+    "by_label": there.by_label(CLIENTS % 3, 3, 12.0),
+    "windows": there.windows(CLIENTS, CLIENTS % 4.0, CLIENTS % 4.0 + 2.5, [7.0] * 15),
 }
-SPEEDS = {
-    "none": speed.constant(0.0),
-    "constant": speed.constant(0.5),
-    "uniform": speed.uniform(0.1, 2.0),
-    "exponential": speed.exponential(0.5),
-    "log_normal": speed.log_normal(0.0, 1.0, 0.5),
-    "half_normal": speed.half_normal(1.0, 0.1),
-    "pareto": speed.pareto(1.0, 0.1, 60.0),
-    "three_classes": speed.three_classes(),
-}
+SPEEDS = [
+    speed.constant(0.0), speed.constant(0.5), speed.uniform(0.1, 2.0), speed.exponential(0.5),
+    speed.log_normal(0.0, 1.0, 0.5), speed.half_normal(1.0, 0.1), speed.pareto(1.0, 0.1, 60.0),
+    speed.three_classes(),
+]  # fmt: skip
+
+
+starts = st.sampled_from([("replace", None), ("constant", 1.5), ("poisson", 1.5)])
+servers = st.builds(
+    lambda buffer, most, start, *limits: Server(buffer, most, *start, *limits),
+    st.integers(1, 6), st.integers(1, 12), starts, st.none() | st.integers(0, 5),
+    st.none() | st.floats(2.0, 100.0), st.sampled_from(["fire", "skip"]),
+)  # fmt: skip
+seeds, models = st.integers(0, 2**32 - 1), st.sampled_from(sorted(MODELS))
+laws, per_tasks = st.sampled_from(SPEEDS), st.sampled_from([None, *SPEEDS])
+uploads = st.sampled_from([speed.constant(0.0), speed.constant(0.25)])
+works = st.sampled_from([Work(2, 2, correlation, CLIENTS + 1) for correlation in (0.0, -1.0, 0.6)])
 
 
 @settings(max_examples=100)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    model=st.sampled_from(sorted(MODELS)),
-    law=st.sampled_from(sorted(SPEEDS)),
-    per_task=st.sampled_from([None, *sorted(SPEEDS)]),
-    server=st.builds(
-        Server,
-        buffer_size=st.integers(1, 6),
-        concurrency=st.integers(1, 12),
-        max_staleness=st.none() | st.integers(0, 5),
-        timeout=st.none() | st.floats(2.0, 100.0),
-        on_timeout=st.sampled_from(["fire", "skip"]),
-    ),
-    start=st.sampled_from(["replace", "constant", "poisson"]),
-    upload=st.sampled_from([0.0, 0.25]),
-    correlation=st.sampled_from([0.0, -1.0, 0.6]),
-)
-def test_what_holds_for_every_combination(
-    seed, model, law, per_task, server, start, upload, correlation
-):
+@given(seeds, models, laws, per_tasks, uploads, servers, works)
+def test_what_holds_for_every_combination(seed, model, law, per_task, upload, server, work):
     """`check_log` looks at each; here the schedule is held to the log by loops."""
-    server = server._replace(start=start, rate=None if start == "replace" else 1.5)
-    machines = speed.draw_devices(
-        seed, 15, SPEEDS[law], upload=speed.constant(upload), task=per_task and SPEEDS[per_task]
-    )
-    work = Work(2, 2, correlation, np.arange(1, 16))
+    machines = speed.draw_devices(seed, 15, law, upload=upload, task=per_task)
     try:
         with mock.patch.object(event_clock, "_FRUITLESS", 30_000):
-            schedule, log = clock_schedule(seed, 12, machines, MODELS[model](15), server, work)
+            schedule, log = clock_schedule(seed, 12, machines, MODELS[model], server, work)
     except ValueError as error:  # a buffer may never be full in time
         assert "found none from second" in str(error)
         assert server.on_timeout == "skip" and server.timeout
@@ -97,7 +81,7 @@ def test_what_holds_for_every_combination(
 def test_a_longer_schedule_begins_with_the_shorter_and_seeds_matter(model):
     def made(seed, rounds):
         machines = speed.draw_devices(1, 15, speed.log_normal())
-        return clock_schedule(seed, rounds, machines, MODELS[model](15), Server(3, 6))[0]
+        return clock_schedule(seed, rounds, machines, MODELS[model], Server(3, 6))[0]
 
     short, long, other = made(0, 10), made(0, 30), made(1, 10)
     assert_trees_equal(short, long.rounds(0, 10))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,17 +46,15 @@ def classes(concentration, ranges):
     """
     a, b, c = (stats.gamma(k * concentration) for k in (3, 2, 1))
 
-    def share(largest, *others):
-        density = lambda x: largest.pdf(x) * others[0].cdf(x) * others[1].cdf(x)  # noqa: E731
-        return quad(density, 0, np.inf)[0]
+    def share(largest, one, other):
+        return quad(lambda x: largest.pdf(x) * one.cdf(x) * other.cdf(x), 0, np.inf)[0]
 
     shares = np.array([share(a, b, c), share(b, a, c), share(c, a, b)])
     parts = [stats.uniform(low, high - low) for low, high in ranges]
     return lambda x: shares @ [part.cdf(x) for part in parts], shares @ np.mean(ranges, axis=1)
 
 
-MILD = ((1, 2), (3, 5), (5, 8))
-LARGE = ((1, 2), (3, 5), (50, 80))
+MILD, LARGE = ((1, 2), (3, 5), (5, 8)), ((1, 2), (3, 5), (50, 80))
 DISTRIBUTIONS = {
     "constant": (speed.constant(0.7), lambda x: x >= 0.7, 0.7),
     "zero": (speed.constant(0), lambda x: x >= 0, 0.0),
@@ -82,8 +81,7 @@ def test_distributions_follow_their_formulas_and_no_others(name):
     near = {k: d for k, d in zip(DISTRIBUTIONS, found, strict=True) if d < 1.5 * KOLMOGOROV}
     assert near.keys() == {name} and near[name] <= KOLMOGOROV
     assert abs(values.mean() - mean) <= 5 * values.std() / math.sqrt(DRAWS) + 1e-12 * mean
-    again = distribution(np.random.default_rng([0, 1]), DRAWS)
-    np.testing.assert_array_equal(values, again)
+    np.testing.assert_array_equal(values, distribution(np.random.default_rng([0, 1]), DRAWS))
 
 
 def test_devices_have_streams_of_their_own():
@@ -140,13 +138,11 @@ def test_rank_correlation_is_that_of_the_copula(correlation):
     assert abs(found - 6 / math.pi * math.asin(correlation / 2)) < 5 / math.sqrt(len(clients))
 
 
-@given(
-    seconds=st.lists(st.integers(0, 6), min_size=1, max_size=12),
-    most=st.integers(1, 40) | st.just(2**31 - 1),
-    correlation=st.floats(-1, 1),
-    seed=st.integers(0, 2**32 - 1),
-    repeats=st.sampled_from([0, 1, 20]),
-)
+populations = st.lists(st.integers(0, 6), min_size=1, max_size=12)
+mosts, seeds = st.integers(1, 40) | st.just(2**31 - 1), st.integers(0, 2**32 - 1)
+
+
+@given(populations, mosts, st.floats(-1, 1), seeds, st.sampled_from([0, 1, 20]))
 def test_work_is_legal_and_takes_the_same_draws(seconds, most, correlation, seed, repeats):
     seconds = np.array(seconds)
     clients = np.tile(np.arange(len(seconds)), repeats)
@@ -165,22 +161,15 @@ def test_work_is_legal_and_takes_the_same_draws(seconds, most, correlation, seed
 
 def test_bounds_of_the_quantiles_are_finite_work():
     """U = 0 and U = 1, which rounding may bring: the least and the most, and no nan at c = 0."""
-
-    class Edge:
-        def uniform(self, low, high):
-            return np.array([0.0, 1.0])
-
-        def standard_normal(self, shape):
-            return np.array([-40.0, 40.0])
-
+    ends, far = np.array([0.0, 1.0]), np.array([-40.0, 40.0])
+    edge = SimpleNamespace(uniform=lambda low, high: ends, standard_normal=lambda shape: far)
     for correlation, expected in ((1, [1, 9]), (-1, [9, 1]), (0, [1, 9]), (0.5, [1, 9])):
-        work = speed.correlated_work(Edge(), np.array([[0, 1]]), [0, 0], 9, correlation)
+        work = speed.correlated_work(edge, np.array([[0, 1]]), [0, 0], 9, correlation)
         np.testing.assert_array_equal(work, expected)
 
 
 def devices(**changes):
-    zeros = {name: np.zeros(2) for name in ("step", "download", "upload")}
-    return speed.Devices(**{**zeros, **changes})
+    return speed.Devices(*np.zeros((3, 2)))._replace(**changes)
 
 
 def drawn(*values, seed=0, clients=2):
@@ -188,56 +177,50 @@ def drawn(*values, seed=0, clients=2):
 
 
 def work(clients, most=2, correlation=0):
-    """Of two clients."""
-    rng, slowness = np.random.default_rng(0), speed.slowness([1.0, 2.0])
-    return speed.correlated_work(rng, slowness, clients, most, correlation)
+    rng, of_two = np.random.default_rng(0), speed.slowness([1.0, 2.0])
+    return speed.correlated_work(rng, of_two, clients, most, correlation)
 
 
 COUNT = "expected an integer from 1 to 2147483647, found "
 PAIRS = "ranges: expected three pairs (low, high), found "
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: speed.constant(-1), "value: expected a finite number >= 0, found -1"),
-        (lambda: speed.constant(True), "value: expected a finite number >= 0, found True"),
-        (lambda: speed.constant(math.inf), "value: expected a finite number >= 0, found inf"),
-        (lambda: speed.uniform(-1, 1), "low: expected a finite number >= 0, found -1"),
-        (lambda: speed.uniform(2, 1), "high: expected a finite number >= 2, found 1"),
-        (lambda: speed.exponential(0), "mean: expected a finite number > 0, found 0"),
-        (lambda: speed.log_normal(math.nan), "mu: expected a finite number, found nan"),
-        (lambda: speed.log_normal(1, 0), "sigma: expected a finite number > 0, found 0"),
-        (lambda: speed.log_normal(1, 1, -1), "scale: expected a finite number > 0, found -1"),
-        (lambda: speed.half_normal(-2), "sigma: expected a finite number > 0, found -2"),
-        (lambda: speed.half_normal(1, -2), "least: expected a finite number >= 0, found -2"),
-        (lambda: speed.pareto(0), "shape: expected a finite number > 0, found 0"),
-        (lambda: speed.pareto(1, 0), "least: expected a finite number > 0, found 0"),
-        (lambda: speed.pareto(1, 2, 1), "most: expected a finite number >= 2, found 1"),
-        (lambda: speed.three_classes(0), "concentration: expected a finite ... > 0, found 0"),
-        (lambda: speed.three_classes(1, ((1, 2),)), PAIRS + "((1, 2),)"),
-        (lambda: speed.three_classes(1, ((1, 2), (3, 4), (5,))), PAIRS + "((1, 2), (3, 4), (5,))"),
-        (lambda: speed.three_classes(1, ((1, 2), (3, 2), (5, 8))),
-         "high of ranges: expected a finite number >= 3, found 2"),
-        (lambda: drawn(seed=-1), "seed: expected an integer from 0 to 4294967295, found -1"),
-        (lambda: drawn(clients=2.0), "num_clients: " + COUNT + "2.0"),
-        (lambda: drawn(1.0), "step: expected numbers (2,), found float64 (1,)"),
-        (lambda: drawn(True, False), "step: expected numbers (2,), found bool (2,)"),
-        (lambda: drawn(1.0, math.nan), "step: expected finite numbers >= 0, found nan"),
-        (lambda: drawn(1.0, -0.5), "step: expected finite numbers >= 0, found -0.5"),
-        (lambda: speed.draw("task", speed.log_normal(800), np.random.default_rng(0), 3),
-         "task: expected finite numbers >= 0, found inf"),
-        (devices(step=np.zeros(0)).check, "step: expected at least one client, found none"),
-        (devices(upload=np.zeros(3)).check, "upload: expected numbers (2,), found float64 (3,)"),
-        (devices(download=np.array([0, -1])).check, "download: expected finite ..., found -1"),
-        (lambda: speed.slowness([]), "seconds: expected at least one client, found none"),
-        (lambda: speed.slowness([[1.0]]), "seconds: expected numbers (1,), found float64 (1, 1)"),
-        (lambda: work([0], 2.0), "most_work: " + COUNT + "2.0"),
-        (lambda: work([0], 2, 1.5), "correlation: expected ... >= -1 and <= 1, found 1.5"),
-        (lambda: work([0.0]), "clients: expected integers, found float64"),
-        (lambda: work([0, 2]), "clients: expected 0 to 1, found 0 to 2"),
-        (lambda: work([-1, 0]), "clients: expected 0 to 1, found -1 to 0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: speed.constant(-1), "value: expected a finite number >= 0, found -1"),
+    (lambda: speed.constant(True), "value: expected a finite number >= 0, found True"),
+    (lambda: speed.constant(math.inf), "value: expected a finite number >= 0, found inf"),
+    (lambda: speed.uniform(-1, 1), "low: expected a finite number >= 0, found -1"),
+    (lambda: speed.uniform(2, 1), "high: expected a finite number >= 2, found 1"),
+    (lambda: speed.exponential(0), "mean: expected a finite number > 0, found 0"),
+    (lambda: speed.log_normal(math.nan), "mu: expected a finite number, found nan"),
+    (lambda: speed.log_normal(1, 0), "sigma: expected a finite number > 0, found 0"),
+    (lambda: speed.log_normal(1, 1, -1), "scale: expected a finite number > 0, found -1"),
+    (lambda: speed.half_normal(-2), "sigma: expected a finite number > 0, found -2"),
+    (lambda: speed.half_normal(1, -2), "least: expected a finite number >= 0, found -2"),
+    (lambda: speed.pareto(0), "shape: expected a finite number > 0, found 0"),
+    (lambda: speed.pareto(1, 0), "least: expected a finite number > 0, found 0"),
+    (lambda: speed.pareto(1, 2, 1), "most: expected a finite number >= 2, found 1"),
+    (lambda: speed.three_classes(0), "concentration: expected a finite ... > 0, found 0"),
+    (lambda: speed.three_classes(1, ((1, 2),)), PAIRS + "((1, 2),)"),
+    (lambda: speed.three_classes(1, ((1, 2), (3, 4), (5,))), PAIRS + "((1, 2), (3, 4), (5,))"),
+    (lambda: speed.three_classes(1, ((1, 2), (3, 2), (5, 8))), "high of ranges: ... >= 3, found 2"),
+    (lambda: drawn(seed=-1), "seed: expected an integer from 0 to 4294967295, found -1"),
+    (lambda: drawn(clients=2.0), "num_clients: " + COUNT + "2.0"),
+    (lambda: drawn(1.0), "step: expected numbers (2,), found float64 (1,)"),
+    (lambda: drawn(True, False), "step: expected numbers (2,), found bool (2,)"),
+    (lambda: drawn(1.0, math.nan), "step: expected finite numbers >= 0, found nan"),
+    (lambda: drawn(1.0, -0.5), "step: expected finite numbers >= 0, found -0.5"),
+    (lambda: speed.draw("a", lambda *_: np.array([np.inf]), None, 1), "a: expected ..., found inf"),
+    (devices(step=np.zeros(0)).check, "step: expected at least one client, found none"),
+    (devices(upload=np.zeros(3)).check, "upload: expected numbers (2,), found float64 (3,)"),
+    (devices(download=np.array([0, -1])).check, "download: expected finite ..., found -1"),
+    (lambda: speed.slowness([]), "seconds: expected at least one client, found none"),
+    (lambda: speed.slowness([[1.0]]), "seconds: expected numbers (1,), found float64 (1, 1)"),
+    (lambda: work([0], 2.0), "most_work: " + COUNT + "2.0"),
+    (lambda: work([0], 2, 1.5), "correlation: expected ... >= -1 and <= 1, found 1.5"),
+    (lambda: work([0.0]), "clients: expected integers, found float64"),
+    (lambda: work([0, 2]), "clients: expected 0 to 1, found 0 to 2"),
+    (lambda: work([-1, 0]), "clients: expected 0 to 1, found -1 to 0"),
+])  # fmt: skip
 def test_what_is_refused_is_named(call, message):
     refused(message, call)

@@ -5,18 +5,12 @@ from itertools import pairwise
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.tree_util import Partial
-from problems import (
-    assert_trees_close,
-    assert_trees_equal,
-    counting,
-    make_schedule,
-    points_task,
-    values_of,
-)
+from problems import make_schedule
 from refusal import refused
 
 import ccfl_jax as ccfl
@@ -33,18 +27,12 @@ def drawn(seed, rounds=ROUNDS, tail=1.0, away=0.3):
     present = rng.random(shape) >= away
     late = np.minimum(rng.pareto(tail, shape), oldest).astype(np.int64)
     late[~present] = rng.integers(0, 1000)  # of no meaning
-    return make_schedule(
-        rng.integers(0, len(SIZES), shape), late, rng.integers(0, 3, shape), present
-    )
+    client, work = rng.integers(0, len(SIZES), shape), rng.integers(0, 3, shape)
+    return make_schedule(client, late, work, present)
 
 
-schedules = st.builds(
-    drawn,
-    seed=st.integers(0, 2**32 - 1),
-    rounds=st.integers(0, 40),
-    tail=st.sampled_from([0.2, 0.7, 1.5, 5.0]),
-    away=st.sampled_from([0.0, 0.3, 0.9]),
-)
+tails, shares_away = st.sampled_from([0.2, 0.7, 1.5, 5.0]), st.sampled_from([0.0, 0.3, 0.9])
+schedules = st.builds(drawn, st.integers(0, 2**32 - 1), st.integers(0, 40), tails, shares_away)
 
 
 def starts(schedule):
@@ -71,10 +59,7 @@ def test_every_read_finds_its_version_in_as_few_slots_as_can_be(schedule):
     assert planned.read.dtype == planned.write.dtype == np.int32
     for t, row in enumerate(planned.read.tolist()):
         for slot, place in enumerate(row):
-            if (t, slot) in reads:
-                assert held[place] == reads[t, slot]
-            else:
-                assert place == 0
+            assert held[place] == reads[t, slot] if (t, slot) in reads else place == 0
         place = planned.write[t]
         assert (place == slots) == (t + 1 not in wanted) and 0 <= place <= slots
         if place < slots:
@@ -102,16 +87,16 @@ def test_a_plan_by_hand():
     refused(message, late(0, 0, 0, 4, 1).planned)
 
 
-DATA = values_of(*(np.random.default_rng(size).normal(size=size) for size in SIZES))
-SERVER = ccfl.cc_fedams(0.1)
-ROUND_FN, TRACES = counting(ccfl.build_round(points_task(), SERVER, 0.1, 4))
+DATA = problems.values_of(*(np.random.default_rng(size).normal(size=size) for size in SIZES))
+SERVER, TASK = ccfl.cc_fedams(0.1), problems.points_task()
+ROUND_FN, TRACES = problems.counting(ccfl.build_round(TASK, SERVER, 0.1, 4))
 # All have plans of four history slots, and drop a model while the last one is still to be read.
 DRAWN = [drawn(0, tail=0.3), drawn(6, tail=0.3), drawn(2)]
 HELD = 4
 
 
 def first_state(history_length=HELD):
-    return ccfl.init_state(points_task(), SERVER, jax.random.key(0), history_length)
+    return ccfl.init_state(TASK, SERVER, jax.random.key(0), history_length)
 
 
 def without_history(state, infos):
@@ -135,7 +120,7 @@ def test_the_run_is_the_rings_bit_for_bit_and_its_pieces_are_one_program(rings):
             infos.append(info)
             seen.append(len(TRACES))
         joined = jax.tree.map(lambda *a: np.concatenate(a), *infos)
-        assert_trees_equal(without_history(state, joined), without_history(*ring))
+        problems.assert_trees_equal(without_history(state, joined), without_history(*ring))
     assert seen == seen[:1] * 9  # the first one may trace
 
 
@@ -146,7 +131,7 @@ def test_trials_follow_a_plan_each(rings):
     trials, infos = ccfl.run_trials(Partial(ROUND_FN), states, schedules, DATA, together=2)
     for k, ring in enumerate(rings[:2]):
         own = jax.tree.map(lambda a: a[k], (trials, infos))  # noqa: B023
-        assert_trees_close(without_history(*own), without_history(*ring))
+        problems.assert_trees_close(without_history(*own), without_history(*ring))
     message = "schedule: expected a plan for all trials or none, found 1 of 2"
     mixed = [schedules[0], DRAWN[1]]
     refused(message, ccfl.run_trials, Partial(ROUND_FN), states, mixed, DATA)
@@ -165,10 +150,8 @@ def held(planned, before, history_length):
 
 
 def wrong_slot(version, found, t):
-    return (
-        f"read: expected the history slot of x_{version} (the plan is of a whole run), "
-        f"found {found} in round {t}"
-    )
+    expected = f"read: expected the history slot of x_{version} (the plan is of a whole run)"
+    return f"{expected}, found {found} in round {t}"
 
 
 @given(schedules, st.data())
@@ -189,17 +172,14 @@ def test_a_plan_and_its_pieces_are_accepted_and_one_wrong_slot_is_not(schedule, 
 SHORT = "history_length: expected at least 2, the schedule's plan holds 2 models, found 1"
 
 
-@pytest.mark.parametrize(
-    ("history_length", "schedule", "message"),
-    [
-        (1, PLAN, SHORT),
-        (1, PLAN.rounds(2, 3), SHORT),
-        (2, PLAN.replace(staleness=late(0, 0, 0, 1, 1).staleness), wrong_slot(2, 0, 3)),
-        (2, PLAN.replace(staleness=late(0, 0, 3, 2, 1).staleness), "schedule: ... 2 ..., found 3"),
-        (2, PLAN.replace(write=PLAN.write * 0), wrong_slot(2, 1, 2)),
-        (2, FIVE.replace(read=PLAN.read * 0, write=PLAN.write * 0), wrong_slot(1, 0, 3)),
-    ],
-)
+@pytest.mark.parametrize(("history_length", "schedule", "message"), [
+    (1, PLAN, SHORT),
+    (1, PLAN.rounds(2, 3), SHORT),
+    (2, PLAN.replace(staleness=late(0, 0, 0, 1, 1).staleness), wrong_slot(2, 0, 3)),
+    (2, PLAN.replace(staleness=late(0, 0, 3, 2, 1).staleness), "schedule: ... 2 ..., found 3"),
+    (2, PLAN.replace(write=PLAN.write * 0), wrong_slot(2, 1, 2)),
+    (2, FIVE.replace(read=PLAN.read * 0, write=PLAN.write * 0), wrong_slot(1, 0, 3)),
+])  # fmt: skip
 def test_what_does_not_fit_a_plan_is_refused(history_length, schedule, message):
     refused(message, accept, schedule, [0, -1][:history_length])
 

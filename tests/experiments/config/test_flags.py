@@ -47,22 +47,19 @@ def test_the_last_of_a_repeated_flag_wins(tmp_path):
     assert _parse("--seed=8", f"--flagfile={file}").seed == 7
 
 
-@pytest.mark.parametrize(
-    ("words", "fields"),
-    [
-        ("--noprogress --resume=false --data_dir=d", {"progress": False, "resume": False}),
-        ("--b1=0 --max_delay=0 --local_lr=0", {"b1": 0.0, "max_delay": 0, "local_lr": 0.0}),
-        ("--eps=0 --initial_accumulator=1e-6", {"eps": 0.0, "initial_accumulator": 1e-6}),
-        ("--seed=4294967295 --num_clients=5", {"seed": 2**32 - 1, "num_clients": 5}),
-        ("--resume --out_dir=a", {"resume": True, "out_dir": "a"}),
-        ("--local_steps=10 --randomness=0.1", {"local_steps": 10, "local_epochs": None}),
-        ("--partition=dirichlet_client --alpha=0.1", {"alpha": 0.1}),
-        ("--dataset=synthetic --model=logistic --partition=natural", {"alpha": None}),
-        ("--partition=iid --server=cc_fedsgd", {"alpha": None, "b1": None, "eps": None}),
-        ("--server=cc_fedadagrad", {"b1": 0.9, "b2": None}),
-        ("--coordinator=here:99 --num_processes=2 --process_id=1 --out_dir=x", {"process_id": 1}),
-    ],
-)
+@pytest.mark.parametrize(("words", "fields"), [
+    ("--noprogress --resume=false --data_dir=d", {"progress": False, "resume": False}),
+    ("--b1=0 --max_delay=0 --local_lr=0", {"b1": 0.0, "max_delay": 0, "local_lr": 0.0}),
+    ("--eps=0 --initial_accumulator=1e-6", {"eps": 0.0, "initial_accumulator": 1e-6}),
+    ("--seed=4294967295 --num_clients=5", {"seed": 2**32 - 1, "num_clients": 5}),
+    ("--resume --out_dir=a", {"resume": True, "out_dir": "a"}),
+    ("--local_steps=10 --randomness=0.1", {"local_steps": 10, "local_epochs": None}),
+    ("--partition=dirichlet_client --alpha=0.1", {"alpha": 0.1}),
+    ("--dataset=synthetic --model=logistic --partition=natural", {"alpha": None}),
+    ("--partition=iid --server=cc_fedsgd", {"alpha": None, "b1": None, "eps": None}),
+    ("--server=cc_fedadagrad", {"b1": 0.9, "b2": None}),
+    ("--coordinator=here:99 --num_processes=2 --process_id=1 --out_dir=x", {"process_id": 1}),
+])  # fmt: skip
 def test_legal_values(words, fields):
     config = _parse("--server_lr=0.1", *words.split())
     assert {name: getattr(config, name) for name in fields} == fields
@@ -81,32 +78,28 @@ _COUNTS += ["eval_every", "lanes", "devices", "max_examples", "min_examples", "m
 _RATES = ["local_lr", "server_lr", "eps", "initial_accumulator"]
 _ABOVE_0 = ["alpha", "randomness", "data_memory", "smoothness", "gradient_bound"]
 _FLOATS = [*_ABOVE_0, "b1", "b2", *_RATES]
-_COUNT, _INT = "an integer from 1 to 2147483647", "an integer from 0 to 2147483647"
-_SEED, _BELOW_1 = "an integer from 0 to 4294967295", "a number from 0 to less than 1"
+_COUNT, _SEED = "an integer from 1 to 2147483647", "an integer from 0 to 4294967295"
 _SERVERS = "cc_fedavg, cc_fedsgd, cc_fedavgm, cc_fedadagrad, cc_fedadam, cc_fedams"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected", "found"),
-    [(name, value, _COUNT, value) for name in _COUNTS for value in ("0", "2147483648")]
-    + [("rounds", value, _COUNT, repr(value)) for value in ("1.5", "")]
-    + [(name, value, "a number", value) for name in _FLOATS for value in ("nan", "inf", "-0.1")]
-    + [(name, "1e39", "a number", "1e+39") for name in _FLOATS]
-    + [(name, "0", "a number > 0, at most 3.4e38", "0.0") for name in _ABOVE_0]
-    + [(name, "1", _BELOW_1, "1.0") for name in ("b1", "b2")]
-    + [
-        ("alpha", "abc", "a number > 0", "'abc'"),
-        ("max_delay", "-1", _INT, "-1"),
-        ("seed", "-1", _SEED, "-1"),
-        ("seed", "4294967296", _SEED, "4294967296"),
-        ("seed", "None", _SEED, "'None'"),
-        ("server", "cc_fedams ", _SERVERS, "'cc_fedams '; did you mean cc_fedams?"),
-        ("server", "yogi", _SERVERS, "'yogi'"),
-        ("model", "CNN ", "mlp, logistic, cnn", "'CNN '; did you mean cnn?"),
-        ("resume", "Flase", "given, or with `no` before its name", "'Flase'"),
-        ("out_dir", " ", "a path", "' '"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "expected", "found"), [
+    *((name, value, _COUNT, value) for name in _COUNTS for value in ("0", "2147483648")),
+    *(("rounds", value, _COUNT, repr(value)) for value in ("1.5", "")),
+    *((name, value, "a number", value) for name in _FLOATS for value in ("nan", "inf", "-0.1")),
+    *((name, "1e39", "a number", "1e+39") for name in _FLOATS),
+    *((name, "0", "a number > 0, at most 3.4e38", "0.0") for name in _ABOVE_0),
+    *((name, "1", "a number from 0 to less than 1", "1.0") for name in ("b1", "b2")),
+    ("alpha", "abc", "a number > 0", "'abc'"),
+    ("max_delay", "-1", "an integer from 0 to 2147483647", "-1"),
+    ("seed", "-1", _SEED, "-1"),
+    ("seed", "4294967296", _SEED, "4294967296"),
+    ("seed", "None", _SEED, "'None'"),
+    ("server", "cc_fedams ", _SERVERS, "'cc_fedams '; did you mean cc_fedams?"),
+    ("server", "yogi", _SERVERS, "'yogi'"),
+    ("model", "CNN ", "mlp, logistic, cnn", "'CNN '; did you mean cnn?"),
+    ("resume", "Flase", "given, or with `no` before its name", "'Flase'"),
+    ("out_dir", " ", "a path", "' '"),
+])  # fmt: skip
 def test_value_outside_its_domain(name, value, expected, found):
     message = f"--{name}: expected {expected}..., found {found}"
     refused(message, _parse, "--server_lr=0.1", f"--{name}={value}")
@@ -121,54 +114,49 @@ _SEVERAL = "--num_processes, --process_id: expected with --coordinator=HOST:PORT
 _PLACE = "--coordinator: expected auto, or HOST:PORT with both, found"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--buffer_size=6 --num_clients=5", "--buffer_size: expected at most ..., 5, found 6"),
-        ("--local_epochs=3 --local_steps=9", "--local_steps: expected without ..., found 9 ..."),
-        ("--randomness=1.5", f"--randomness: {_WORK} 1.5 with --local_epochs=3"),
-        ("--randomness=0.1", f"--randomness: {_WORK} 0.1 with --local_epochs=3"),
-        ("--randomness=1e9", f"--randomness: {_WORK} 1000000000.0 with --local_epochs=3"),
-        ("--alpha=1 --partition=iid", "--alpha: expected with dirichlet, ... --partition=iid"),
-        ("--partition=natural", "--partition: expected iid, ... with --dataset=fashion_mnist"),
-        ("--dataset=digits", "--model: expected mlp, logistic, found cnn with --dataset=digits"),
-        ("--model=tags", "--model: expected cnn, ..., found tags with --dataset=fashion_mnist"),
-        (_TAGS, "--data_dir: expected the folder of the Stack Overflow files, found none"),
-        (f"{_TAGS} --data_dir=a", "--partition: expected natural, found dirichlet with ..."),
-        ("--max_words=9", "--max_words: expected with stackoverflow, ... --dataset=fashion_mnist"),
-        ("--dataset=digits --model=mlp --data_dir=a", "--data_dir: expected with ...=digits"),
-        ("--server=cc_fedadagrad --b2=0", "--b2: expected with cc_fedadam, cc_fedams, found with "
-         "--server=cc_fedadagrad"),
-        ("--server=cc_fedavg", "--server_lr: expected 1, ..., found 0.1 with --server=cc_fedavg"),
-        ("--eps=0", "--eps: expected > 0, ..., found 0 with --initial_accumulator=0"),
-        ("--resume", "--resume: expected with the --out_dir of the run to resume, found without"),
-        ("--overwrite", "--overwrite: expected with the --out_dir of the run ..., found without"),
-        ("--overwrite --resume --out_dir=a", "--overwrite: expected without --resume, found ..."),
-        ("--sever_lr=1", f"--sever_lr: {_FLAG}; did you mean --server_lr?"),
-        ("--seeds=0, 1", f"--seeds: {_FLAG}; did you mean --seed?"),
-        ("--" + "b" * 5998 + "=1", f"--bbb...b: {_FLAG}"),
-        ("-x", f"-x: {_FLAG}"),
-        ("--undefok=x --x=1", "--undefok: expected only flags that --help names, found it"),
-        ("--rounds", f"--rounds: expected {_COUNT}, found no value"),
-        ("--noprogress=1", "--noprogress: expected no value, found '1'"),
-        ("--flagfile=no/such", "--flagfile: expected a file of flags, ... 'no/such'"),
-        ("--preset=digit", "--preset: expected digits, ..., found 'digit'; did you mean digits?"),
-        ("--resume False", f"{_LEFTOVER} 'False'; switches are written --resume or --noresume"),
-        ("--out_dir=a b", f"{_LEFTOVER} 'b'"),
-        ("b" * 9000, f"{_LEFTOVER} '{'b' * 299}"),
-        ("-", f"{_LEFTOVER} '-'"),
-        ("-- --seed=1", f"{_LEFTOVER} '--seed=1'"),
-        ("--gradient_bound=1 --server=cc_fedadagrad", f"--gradient_bound: {_BOTH}cc_fedadagrad"),
-        ("--smoothness=1 --gradient_bound=1", f"--smoothness: {_BOTH}cc_fedams"),
-        ("--coordinator=here", f"{_PLACE} 'here' with --num_processes=None and --process_id=None"),
-        ("--coordinator=here:1 --num_processes=2", f"{_PLACE} 'here:1' with --num_processes=2 ..."),
-        ("--coordinator=here:1 --num_processes=2 --process_id=2", "--process_id: expected 0 to 1 "
-         "(--num_processes=2), found 2"),
-        ("--num_processes=2", f"{_SEVERAL} 2, None with --coordinator=None"),
-        ("--coordinator=auto --process_id=0", f"{_SEVERAL} None, 0 with --coordinator=auto"),
-        ("--coordinator=auto", "--coordinator: expected with an --out_dir ..., found without"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "message"), [
+    ("--buffer_size=6 --num_clients=5", "--buffer_size: expected at most ..., 5, found 6"),
+    ("--local_epochs=3 --local_steps=9", "--local_steps: expected without ..., found 9 ..."),
+    ("--randomness=1.5", f"--randomness: {_WORK} 1.5 with --local_epochs=3"),
+    ("--randomness=1e9", f"--randomness: {_WORK} 1000000000.0 with --local_epochs=3"),
+    ("--alpha=1 --partition=iid", "--alpha: expected with dirichlet, ... --partition=iid"),
+    ("--partition=natural", "--partition: expected iid, ... with --dataset=fashion_mnist"),
+    ("--dataset=digits", "--model: expected mlp, logistic, found cnn with --dataset=digits"),
+    ("--model=tags", "--model: expected cnn, ..., found tags with --dataset=fashion_mnist"),
+    (_TAGS, "--data_dir: expected the folder of the Stack Overflow files, found none"),
+    (f"{_TAGS} --data_dir=a", "--partition: expected natural, found dirichlet with ..."),
+    ("--max_words=9", "--max_words: expected with stackoverflow, ... --dataset=fashion_mnist"),
+    ("--dataset=digits --model=mlp --data_dir=a", "--data_dir: expected with ...=digits"),
+    ("--server=cc_fedadagrad --b2=0", "--b2: expected with cc_fedadam, cc_fedams, ...fedadagrad"),
+    ("--server=cc_fedavg", "--server_lr: expected 1, ..., found 0.1 with --server=cc_fedavg"),
+    ("--eps=0", "--eps: expected > 0, ..., found 0 with --initial_accumulator=0"),
+    ("--resume", "--resume: expected with the --out_dir of the run to resume, found without"),
+    ("--overwrite", "--overwrite: expected with the --out_dir of the run ..., found without"),
+    ("--overwrite --resume --out_dir=a", "--overwrite: expected without --resume, found ..."),
+    ("--sever_lr=1", f"--sever_lr: {_FLAG}; did you mean --server_lr?"),
+    ("--seeds=0, 1", f"--seeds: {_FLAG}; did you mean --seed?"),
+    ("--" + "b" * 5998 + "=1", f"--bbb...b: {_FLAG}"),
+    ("-x", f"-x: {_FLAG}"),
+    ("--undefok=x --x=1", "--undefok: expected only flags that --help names, found it"),
+    ("--rounds", f"--rounds: expected {_COUNT}, found no value"),
+    ("--noprogress=1", "--noprogress: expected no value, found '1'"),
+    ("--flagfile=no/such", "--flagfile: expected a file of flags, ... 'no/such'"),
+    ("--preset=digit", "--preset: expected digits, ..., found 'digit'; did you mean digits?"),
+    ("--resume False", f"{_LEFTOVER} 'False'; switches are written --resume or --noresume"),
+    ("--out_dir=a b", f"{_LEFTOVER} 'b'"),
+    ("b" * 9000, f"{_LEFTOVER} '{'b' * 299}"),
+    ("-", f"{_LEFTOVER} '-'"),
+    ("-- --seed=1", f"{_LEFTOVER} '--seed=1'"),
+    ("--gradient_bound=1 --server=cc_fedadagrad", f"--gradient_bound: {_BOTH}cc_fedadagrad"),
+    ("--smoothness=1 --gradient_bound=1", f"--smoothness: {_BOTH}cc_fedams"),
+    ("--coordinator=here", f"{_PLACE} 'here' with --num_processes=None and --process_id=None"),
+    ("--coordinator=here:1 --num_processes=2", f"{_PLACE} 'here:1' with --num_processes=2 ..."),
+    ("--coordinator=here:1 --num_processes=2 --process_id=2",
+     "--process_id: expected 0 to 1 (--num_processes=2), found 2"),
+    ("--num_processes=2", f"{_SEVERAL} 2, None with --coordinator=None"),
+    ("--coordinator=auto --process_id=0", f"{_SEVERAL} None, 0 with --coordinator=auto"),
+    ("--coordinator=auto", "--coordinator: expected with an --out_dir ..., found without"),
+])  # fmt: skip
 def test_flags_that_do_not_go_together(words, message):
     refused(message, _parse, "--server_lr=0.1", *words.split(" "))
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import trace_samples
+from problems import assert_trees_equal
 from refusal import refused
 from small_runs import SMALL
 
@@ -30,10 +31,10 @@ def world(*args):
     return make.world(one.config, one.options)
 
 
-def clients_of(*args):
+def clients_of():
     """The training labels, the clients' rows in them, and their steps of one epoch."""
     train, _, _ = parts.load("digits", None)
-    rows = parts.clients(asked(*args).config, train)
+    rows = parts.clients(asked().config, train)
     return train["y"], rows, np.array([math.ceil(len(own) / 20) for own in rows])
 
 
@@ -52,21 +53,17 @@ def diurnal(zones, start, hours):
     return (HOURS + zones - start) % 24 < hours
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("always()", np.full((ROUNDS, COUNT), True)),
-        ("cyclic(86400,20000)", (HOURS * 3600 + PHASES * 86400) % 86400 < 20000),
-        ("diurnal(20)", diurnal(ZONES, 20, 8)),
-        ("diurnal( 1.25, 3.5 )", diurnal(ZONES, 1.25, 3.5)),
-        # A label has its part of the period, and a zone of 24 l / 10 hours.
-        ("label(50000)", np.floor(10 * (HOURS * 3600 % 50000) / 50000) == LABELS),
-        # Off the half hours, where rounding decides.
-        ("label_diurnal(22.05,8)", diurnal(2.4 * LABELS, 22.05, 8)),
-    ],
-    ids=lambda part: part if isinstance(part, str) else "",
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("always()", np.full((ROUNDS, COUNT), True)),
+    ("cyclic(86400,20000)", (HOURS * 3600 + PHASES * 86400) % 86400 < 20000),
+    ("diurnal(20)", diurnal(ZONES, 20, 8)),
+    ("diurnal( 1.25, 3.5 )", diurnal(ZONES, 1.25, 3.5)),
+    ("label(50000)", np.floor(10 * (HOURS * 3600 % 50000) / 50000) == LABELS),
+    ("label_diurnal(22.05,8)", diurnal(2.4 * LABELS, 22.05, 8)),
+])  # fmt: skip
 def test_clients_are_available_when_the_models_formula_says(text, expected):
+    """A label has its part of the period, and a zone of 24 l / 10 hours; 22.05 is off the half
+    hours, where rounding decides."""
     np.testing.assert_array_equal(masks(text)[0], expected)
 
 
@@ -82,43 +79,35 @@ def test_a_traces_first_clients_are_taken_and_that_is_said(tmp_path, name):
     path = tmp_path / "a, (b).file"  # commas and parentheses belong to the path
     trace = getattr(trace_samples, f"write_{name}")(path, 3, 20)
     found, notes = masks(f"{name}({path})")
-    now = HOURS[:, 0] * 3600
-    expected = np.zeros_like(found)
+    at, expected = HOURS * 3600 % trace.period, np.zeros((ROUNDS, 20), bool)
     for client, start, stop in zip(*trace[:3], strict=True):
-        if client < COUNT:
-            at = now % trace.period[client]
-            expected[:, client] |= (start <= at) & (at < stop)
-    np.testing.assert_array_equal(found, expected)
+        expected[:, client] |= (start <= at[:, client]) & (at[:, client] < stop)
+    np.testing.assert_array_equal(found, expected[:, :COUNT])
     windows = (trace.client < 12).sum()
     assert notes == [f"trace     {path}: the first 12 of 20 clients, {windows} windows"]
 
 
 def test_availability_that_cannot_be_used(tmp_path):
     path, flag = tmp_path / "a.csv", "--availability"
-    of_trace = f"{flag}=csv({path}): num_clients: expected"
-    for clients, stop, message in (
-        (11, lambda c: 9, "at most 11, the clients of the trace, found 12"),
-        (13, lambda c: c // 12, "one that is ever available, found none in the first 12"),
+    for stops, message in (
+        ([9] * 11, "at most 11, the clients of the trace, found 12"),
+        ([0] * 12 + [1], "one that is ever available, found none in the first 12"),
     ):
-        lines = ["client,start,stop,period", *(f"{c},0,{stop(c)},9" for c in range(clients))]
+        lines = ["client,start,stop,period", *(f"{c},0,{stop},9" for c, stop in enumerate(stops))]
         path.write_text("\n".join(lines))
-        refused(f"{of_trace} {message}", masks, f"csv({path})")
+        refused(f"{flag}=csv({path}): num_clients: expected {message}", masks, f"csv({path})")
     refused(f"{flag}=bernoulli(2,1): p: expected ..., found 2.0", masks, "bernoulli(2,1)")
     with pytest.raises(FileNotFoundError):
         masks(f"npz({path}x)")
 
 
-LAWS = {  # the others are below, in the clock
-    "half_normal": speed.half_normal(),
-    "pareto(2,1e-1)": speed.pareto(2.0, 0.1),
-    "three_classes(2,1,2,3,5,50,80)": speed.three_classes(2.0, speed.LARGE),
-}
-
-
-@pytest.mark.parametrize("text", LAWS)
-def test_a_distribution_is_the_one_of_that_name(text):
-    laws = LAWS[text], worlds.distribution("a", text)
-    np.testing.assert_array_equal(*(law(np.random.default_rng([0]), 50) for law in laws))
+@pytest.mark.parametrize(("text", "law"), [  # the others are below, in the clock
+    ("half_normal", speed.half_normal()), ("pareto(2,1e-1)", speed.pareto(2.0, 0.1)),
+    ("three_classes(2,1,2,3,5,50,80)", speed.three_classes(2.0, speed.LARGE)),
+])  # fmt: skip
+def test_a_distribution_is_the_one_of_that_name(text, law):
+    both = law, worlds.distribution("a", text)
+    np.testing.assert_array_equal(*(one(np.random.default_rng([0]), 50) for one in both))
 
 
 def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
@@ -129,11 +118,10 @@ def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
 def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
     made = [world(f"--rule={rule}") for rule in ("paper", "rounds")]
     expected = ccfl.random_schedule(5, 30, COUNT, 3, 5, 3, 2.0)
-    for one in made:
-        assert one.schedule.digest() == expected.digest() and one.log is None
+    for one, time in zip(made, (None, 60.0 * np.arange(1, 31)), strict=True):
+        assert_trees_equal(one.schedule, expected.replace(time=time))
         assert (one.schedule.num_clients, one.schedule.work_unit) == (COUNT, "epochs")
-    assert made[0].schedule.time is None
-    np.testing.assert_array_equal(made[1].schedule.time, 60.0 * np.arange(1, 31))
+        assert one.log is None
 
 
 def test_rounds_take_those_who_are_available():
@@ -160,14 +148,12 @@ def test_the_clock_has_the_clients_of_the_run(unit):
         5, COUNT, speed.log_normal(0, 0.6, 10), speed.uniform(1, 2), speed.constant(4),
         speed.half_normal(0.1, 1), speed.exponential(3),
     )  # fmt: skip
-    schedule, log = event_clock.clock_schedule(
-        5, 30, devices, availability.markov(COUNT, 900.0, 300.0),
-        event_clock.Server(3, 7, "poisson", 0.5, 4, 30.0, "skip"),
-        Work(2, 2.0, -0.5, each if unit == "epochs" else None),
-    )  # fmt: skip
+    there = availability.markov(COUNT, 900.0, 300.0)
+    work = Work(2, 2.0, -0.5, each if unit == "epochs" else None)
+    server = event_clock.Server(3, 7, "poisson", 0.5, 4, 30.0, "skip")
+    schedule, log = event_clock.clock_schedule(5, 30, devices, there, server, work)
     assert made.schedule.digest() == schedule.digest() and made.schedule.work_unit == unit
-    for one, other in zip(made.log, log, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_trees_equal(made.log, log)
     of = each[schedule.client] if unit == "epochs" else 1
     np.testing.assert_array_equal(made.steps, schedule.present * schedule.work * of)
     main = [np.bincount(labels[own], minlength=10).argmax() for own in rows]
@@ -199,8 +185,7 @@ def test_a_log_is_read_back_with_its_own_schedule_alone(tmp_path):
         return EventLog.load(path)
 
     found = back()
-    for one, kept in zip(found, log, strict=True):
-        np.testing.assert_array_equal(one, np.asarray(kept), strict=True)
+    assert_trees_equal(found, log)
     assert found.makes(made.schedule)
     assert not found.makes(other.schedule) and not found.makes(made.schedule.replace(time=None))
     assert not back(round=log.round + 1).makes(made.schedule)

@@ -20,38 +20,30 @@ ROW |= {"seconds": 0.0, "diverged": False}
 def made(name, scores, status="finished", rounds=10, **config):
     """A record with an evaluation every two rounds, whose scores are `scores`, training ones +1."""
     rows = [
-        {
-            **{"round": 2 * k, "train_loss": None, "test_loss": 0.0, "test_accuracy": score},
-            "train_accuracy": None if score is None or k == 0 else score + 1,
-        }
+        {"round": 2 * k, "train_loss": None, "test_loss": 0.0, "test_accuracy": score,
+         "train_accuracy": None if score is None or k == 0 else score + 1}
         for k, score in enumerate(scores)
-    ]
+    ]  # fmt: skip
     varied = dict(word.split("=") for word in name.split())
     config = {"server": varied["server"], "seed": int(varied.get("seed", 0))} | config
     return Record(name, varied, status, None, config | {"rounds": rounds}, rows)
 
 
-def test_a_score_is_the_mean_over_a_fifth_of_the_rounds():
+def test_a_score_is_the_mean_over_a_fifth_of_the_rounds_of_what_finished():
     assert selection.tail_mean(made("server=a", range(6)), "test") == 5  # of 10 the one after 8
     long = made("server=a", range(11), rounds=20)
     assert selection.tail_mean(long, "test") == 9.5  # of 18 and 20
     assert selection.tail_mean(long, "train") == 10.5
     assert selection.tail_mean(long, "test", 0.6) == 5.5  # of 10 and 12
-
-
-def test_what_did_not_finish_has_no_mean():
     for status, last in (("diverged", 5), ("failed", 5), ("finished", None)):
         assert selection.tail_mean(made("server=a", [0] * 5 + [last], status), "test") is None
 
 
 def test_a_setting_is_chosen_by_training_over_its_seeds():
     """Means 3.5, 4 and none: one seed of the third diverged, whatever the other reached."""
-    last = {1: (5, 2), 2: (4, 4), 3: (9, 9)}
-    trials = [
-        made(f"server=a server_lr={rate} seed={seed}", [0] * 5 + [score])
-        for rate, scores in last.items()
-        for seed, score in enumerate(scores)
-    ]
+    last = [(1, 0, 5), (1, 1, 2), (2, 0, 4), (2, 1, 4), (3, 0, 9), (3, 1, 9)]
+    names = "server=a server_lr={} seed={}".format
+    trials = [made(names(rate, seed), [0] * 5 + [score]) for rate, seed, score in last]
     trials[-1] = trials[-1]._replace(status="diverged")
     assert selection.best(trials) == "server=a server_lr=2"
     choice = selection.choices(trials)["a"]
@@ -93,17 +85,14 @@ def test_margins_are_paired_by_seed():
     assert ruling["holds"] and "+15.0 (spread 7.1)" in claims.line(ruling)
 
 
-@pytest.mark.parametrize(
-    ("scores", "holds"),
-    [
-        ({"base": [0.5], "a": [0.7], "b": [0.61]}, True),
-        ({"base": [0.5], "a": [0.7], "b": [0.59]}, False),  # 9 points are not over 10
-        ({"base": [0.5], "a": [None], "b": [0.9]}, False),
-        ({"base": [None], "a": [0.9], "b": [0.9]}, False),
-        ({"a": [0.9], "b": [0.9]}, None),  # nothing to compare with
-        ({"base": [0.1]}, None),
-    ],
-)
+@pytest.mark.parametrize(("scores", "holds"), [
+    ({"base": [0.5], "a": [0.7], "b": [0.61]}, True),
+    ({"base": [0.5], "a": [0.7], "b": [0.59]}, False),  # 9 points are not over 10
+    ({"base": [0.5], "a": [None], "b": [0.9]}, False),
+    ({"base": [None], "a": [0.9], "b": [0.9]}, False),
+    ({"a": [0.9], "b": [0.9]}, None),  # nothing to compare with
+    ({"base": [0.1]}, None),
+])  # fmt: skip
 def test_a_claim_holds_where_every_margin_does(scores, holds):
     (ruling,) = judged(finals(**scores), ABOVE)
     assert ruling["holds"] is holds
@@ -127,10 +116,8 @@ def test_a_claim_about_training_and_an_earlier_round():
 def test_a_sensitivity_claim_counts_the_values_in_its_range():
     values = {0.0: 0.3, 0.5: 0.4, 0.9: 0.8, 0.95: 0.75}
     trials = [made("server=base seed=0", [0] * 5 + [0.5], b1=None)]
-    trials += [
-        made(f"server=a b1={value} seed=0", [0] * 5 + [score], b1=value)
-        for value, score in values.items()
-    ]
+    for value, score in values.items():
+        trials.append(made(f"server=a b1={value} seed=0", [0] * 5 + [score], b1=value))
     claim = {"better": ["a"], "than": "base", "points": 0}
     every, above = judged(trials, claim, claim | {"from": 0.7}, vary={"b1": list(values)})
     assert not every["holds"] and len(every["margins"]) == 4
@@ -152,41 +139,35 @@ def written(folder, change=lambda text: text, name="server_lr=1", row=ROW):
 _FIELDS = "expected a trial's name, status, config and rows, found"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(text, "not readable as JSON...") for text in ("", "{", "\udcff", "[" * 10**5, '{"a": NaN}')]
-    + [(text, f"{_FIELDS} {text}") for text in ("[]", "{}", "{'config': 3}")]
-    + [({name: value}, f"{_FIELDS} {{'name': ...")
-       for name, value in [("status", "won"), ("status", []), ("config", []), ("rows", {})]]
-    + [({"name": "server_lr=2"}, "expected the record of 'server_lr=1', found that of "
-        "'server_lr=2'")],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "message"), [
+    *((text, "expected JSON, found ...") for text in ("", "{", "\udcff", "[" * 9**5, '{"a": NaN}')),
+    *((text, f"{_FIELDS} {text}") for text in ("[]", "{}", "{'config': 3}")),
+    *((wrong, f"{_FIELDS} {{'name': ...")
+      for wrong in ({"status": "won"}, {"status": []}, {"config": []}, {"rows": {}})),
+    ({"name": "server_lr=2"}, "expected the record of 'server_lr=1', found that of 'server_lr=2'"),
+])  # fmt: skip
 def test_a_damaged_record_is_refused_with_its_name(tmp_path, content, message):
     def change(text):
-        if isinstance(content, str):
-            return content.replace("'", '"')
-        return json.dumps(json.loads(text) | content)
+        whole = isinstance(content, str)
+        return content.replace("'", '"') if whole else json.dumps(json.loads(text) | content)
 
     path, trials = written(tmp_path, change)
     refused(f"{path}: {message}", results.read, tmp_path, trials)
 
 
-@pytest.mark.parametrize(
-    ("rows", "number", "found"),
-    [
-        ([], 0, "round None"),
-        ([{**ROW, "round": 0.0}], 0, "round 0.0"),
-        ([{**ROW, "round": -1}], 0, "round -1"),
-        ([ROW, ROW], 1, "round 0"),
-        ([{**ROW, "round": 10**400}], 0, "round 1000..."),
-        ([{**ROW, "test_accuracy": "0.1"}], 0, "test_accuracy '0.1'"),
-        ([{**ROW, "test_accuracy": True}], 0, "test_accuracy True"),
-        ([{**ROW, "train_accuracy": 1e300}], 0, "train_accuracy 1e+300"),
-        ([ROW, {"round": 1, "seconds": 1.0, "test_accuracy": 0.1}], 1, "train_accuracy None"),
-        ([{"round": 0, "seconds": 0, "test_loss": 0.1}], 0, "train_score None"),
-        ([{**ROW, "seconds": None}], 0, "seconds None"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "number", "found"), [
+    ([], 0, "round None"),
+    ([{**ROW, "round": 0.0}], 0, "round 0.0"),
+    ([{**ROW, "round": -1}], 0, "round -1"),
+    ([ROW, ROW], 1, "round 0"),
+    ([{**ROW, "round": 10**400}], 0, "round 1000..."),
+    ([{**ROW, "test_accuracy": "0.1"}], 0, "test_accuracy '0.1'"),
+    ([{**ROW, "test_accuracy": True}], 0, "test_accuracy True"),
+    ([{**ROW, "train_accuracy": 1e300}], 0, "train_accuracy 1e+300"),
+    ([ROW, {"round": 1, "seconds": 1.0, "test_accuracy": 0.1}], 1, "train_accuracy None"),
+    ([{"round": 0, "seconds": 0, "test_loss": 0.1}], 0, "train_score None"),
+    ([{**ROW, "seconds": None}], 0, "seconds None"),
+])  # fmt: skip
 def test_what_cannot_be_rows_is_refused_by_its_place(rows, number, found):
     results.check_rows([ROW, {**ROW, "round": 5, "train_accuracy": 1}], "file", ("seconds",))
     expected = "file: expected rows with a rising round and numbers"
@@ -217,11 +198,10 @@ def test_records_come_back_and_failed_ones_do_not(tmp_path):
 
 
 def test_records_of_the_first_sweeps_say_in_their_names_what_was_varied(tmp_path):
-    def without(text):
-        return json.dumps({n: v for n, v in json.loads(text).items() if n != "varied"})
-
     name = "server_lr=1 seed=0"
-    _, trials = written(tmp_path, without, name)
+    path, trials = written(tmp_path, name=name)
+    kept = {key: value for key, value in json.loads(path.read_text()).items() if key != "varied"}
+    path.write_text(json.dumps(kept))
     assert results.read(tmp_path, trials) == {name: results.made(trials[name], [ROW])}
 
 

@@ -37,11 +37,9 @@ def _clocked(config, plain=parts.schedule):
     return made.replace(present=present, work=made.work * work, time=time), history
 
 
-@pytest.fixture(scope="module", autouse=True)
-def clocked():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "schedule", _clocked)
-        yield
+@pytest.fixture(autouse=True)
+def clocked(monkeypatch):
+    monkeypatch.setattr(parts, "schedule", _clocked)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +53,7 @@ def swept(tmp_path_factory):
         return counted
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "schedule", _clocked)
         patch.setattr(parts, "round_at", round_at)
         assert sweep.main(_args(folder, _VARY)) == 3  # trials at rate 1e20 diverge
     return folder, traced, results.read(folder, parse_sweep(_args(folder, _VARY)).trials)
@@ -62,8 +61,7 @@ def swept(tmp_path_factory):
 
 def test_every_trial_and_evaluation_is_in_the_results(swept):
     folder, _, done = swept
-    with open(folder / results.RESULTS) as file:
-        rows = list(csv.DictReader(file))
+    rows = [*csv.DictReader((folder / results.RESULTS).read_text().splitlines())]
     assert len(done) == 12 and {row["trial"] for row in rows} == set(done)
     finished = [row for row in rows if "1e20" not in row["trial"]]
     assert [row["round"] for row in finished] == ["0", "4", "6"] * 8
@@ -98,17 +96,16 @@ def test_a_trial_is_the_single_run(swept, tmp_path, monkeypatch, seed):
 
 def test_methods_of_one_seed_start_from_the_same(swept):
     """The same initial model and clients, so comparisons are paired; another seed differs."""
-    done = swept[2].values()
-    assert len({(one.config["seed"], one.rows[0]["test_loss"]) for one in done}) == 2
-    assert len({(one.config["seed"], one.rows[1]["samples"]) for one in done}) == 2
+    for number, column in ((0, "test_loss"), (1, "samples")):
+        found = {(one.config["seed"], one.rows[number][column]) for one in swept[2].values()}
+        assert len(found) == 2 == len({value for _, value in found})
 
 
 def test_diverged_trials_are_marked_and_never_chosen(swept):
     folder, _, done = swept
     assert all((one.status == "diverged") == ("1e20" in name) for name, one in done.items())
-    chosen = json.loads((folder / results.SUMMARY).read_text())
-    assert all("1e20" not in choice["chosen"] for choice in chosen.values())
-    assert [choice["diverged"] for choice in chosen.values()] == [2, 2]
+    chosen = json.loads((folder / results.SUMMARY).read_text()).values()
+    assert [("1e20" in one["chosen"], one["diverged"]) for one in chosen] == [(False, 2)] * 2
 
 
 def test_seconds_of_a_trial_are_its_share(swept):
@@ -143,8 +140,7 @@ def test_overwriting_a_sweep(swept, tmp_path, refuses):
     args = _args(folder, "--server=cc_fedsgd", "--vary=server_lr=0.1,1", "--rounds=2")
     (folder / "notes.txt").write_text("mine")
     before = _files(folder)
-    own = ", ".join(results.FILES)
-    message = f"{folder}: expected only {own} in a folder to overwrite, found notes.txt"
+    message = f"{folder}: expected only {', '.join(results.FILES)} in a ..., found notes.txt"
     refuses(message, sweep.main, *args, "--overwrite")
     assert _files(folder) == before
     (folder / "notes.txt").unlink()
@@ -169,26 +165,20 @@ def _load(dataset, data_dir):
     return *ccfl.load_dataset(dataset), 0
 
 
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        ({"clients": _clients}, "ValueError: seed 0 cannot be dealt out"),
-        # As with clients drawn by the seed: one draw is impossible, the other is not.
-        ({"source": _source, "load": _load}, "FileNotFoundError: nowhere: nothing there"),
-    ],
-)
-def test_a_failing_trial_is_recorded_and_the_others_go_on(
-    tmp_path, monkeypatch, capsys, broken, reason
-):
+@pytest.mark.parametrize(("broken", "reason"), [
+    ({"clients": _clients}, "ValueError: seed 0 cannot be dealt out"),
+    # As with clients drawn by the seed: one draw is impossible, the other is not.
+    ({"source": _source, "load": _load}, "FileNotFoundError: nowhere: nothing there"),
+])  # fmt: skip
+def test_a_failing_trial_is_recorded_and_the_others_go_on(tmp_path, capsys, broken, reason):
     args = _args(tmp_path, "--server=cc_fedsgd", "--vary=server_lr=0.1 seed=0,1")
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         for name, function in broken.items():
             patch.setattr(parts, name, function)
         assert sweep.main(args) == 4
     files = [json.loads(content) for content in _files(tmp_path).values()]
-    assert {one["varied"]["seed"]: (one["status"], one["reason"]) for one in files} == {
-        "0": ("failed", reason), "1": ("finished", None)
-    }  # fmt: skip
+    found = {one["varied"]["seed"]: (one["status"], one["reason"]) for one in files}
+    assert found == {"0": ("failed", reason), "1": ("finished", None)}
     assert reason in capsys.readouterr().out
     assert sweep.main(args) == 0  # a failed one is tried again
 
@@ -219,28 +209,26 @@ _TOO_MANY = "--vary=seed={0} local_lr={0},100".format(",".join(map(str, range(10
 _VALUE, _SEED = "expected a value, found none", "--vary=seed=0"
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--vary=rounds=1,2"], f"{_AXES} local_lr, ..., found 'rounds=1,2'"),
-        (["--vary=server_lr"], f"{_AXES} ..., found 'server_lr'"),
-        (["--vary=server_lr=1,1"], f"{_AXES} ..., found 'server_lr=1,1'"),
-        (["--vary=server_lr=1,"], f"{_AXES} ..., found 'server_lr=1,'"),
-        (["--vary=seed=1 seed=2"], f"{_AXES} ..., found 'seed=2'"),
-        ([_TOO_MANY], "--vary: expected at most 10000 combinations, found 10100"),
-        (["--vary=server_lr=-1"], "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
-        (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ...=cc_fedavg"),
-        (["--vary=server=cc_fedsgd b1=0"], "--b1: expected with cc_fedavgm, ...=cc_fedsgd"),
-        (["--seed=0"], f"--vary: {_VALUE}"),
-        ([_SEED, "--resume"], "--resume: expected the same command again, ... with a sweep"),
-        ([_SEED, "--smoothness=1"], "--smoothness: expected with a single run, ... with a sweep"),
-        ([_SEED, "--data_memory=1"], "--data_memory: expected data that fit ... with a sweep"),
-        ([_SEED, "--trial_memory=0"], "--trial_memory: expected a number > 0, ..., found 0.0"),
-        (["--vary=server_lr=0.1,1", "--dataset=fashion_mnist", "--data_dir=/nowhere"],
-         "Fashion-MNIST: expected train-images-idx3-ubyte, ... in /nowhere, found no ..."),
-        ([_SEED, "--batch=3"], "--batch: expected a flag ...; did you mean --batch_size?"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("args", "message"), [
+    (["--vary=rounds=1,2"], f"{_AXES} local_lr, ..., found 'rounds=1,2'"),
+    (["--vary=server_lr"], f"{_AXES} ..., found 'server_lr'"),
+    (["--vary=server_lr=1,1"], f"{_AXES} ..., found 'server_lr=1,1'"),
+    (["--vary=server_lr=1,"], f"{_AXES} ..., found 'server_lr=1,'"),
+    (["--vary=seed=1 seed=2"], f"{_AXES} ..., found 'seed=2'"),
+    ([_TOO_MANY], "--vary: expected at most 10000 combinations, found 10100"),
+    (["--vary=server_lr=-1"], "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
+    (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ...=cc_fedavg"),
+    (["--vary=server=cc_fedsgd b1=0"], "--b1: expected with cc_fedavgm, ...=cc_fedsgd"),
+    (["--seed=0"], f"--vary: {_VALUE}"),
+    ([_SEED, "--resume"], "--resume: expected the same command again, ... with a sweep"),
+    ([_SEED, "--smoothness=1"], "--smoothness: expected with a single run, ... with a sweep"),
+    ([_SEED, "--data_memory=1"], "--data_memory: expected data that fit ... with a sweep"),
+    ([_SEED, "--trial_memory=0"], "--trial_memory: expected a number > 0, ..., found 0.0"),
+    (["--vary=server_lr=0.1,1", "--dataset=fashion_mnist", "--data_dir=/nowhere"],
+     "Fashion-MNIST: expected train-... in /nowhere, found no train-images-idx3-ubyte, ..."),
+    ([_SEED, "--batch=3"], "--batch: expected a flag ...; did you mean --batch_size?"),
+
+])  # fmt: skip
 def test_a_wrong_sweep_is_refused_in_a_line(tmp_path, refuses, args, message):
     server = [] if "server" in args[0] else ["--server_lr=1"]
     refuses(message, sweep.main, *_args(tmp_path / "x", *server, *args))

@@ -49,14 +49,9 @@ def cells_of(text, kind):
         return [line[2:-2].split(" | ") for line in lines]
     begin, top, head, middle, *body, bottom, end = lines
     assert begin == f"\\begin{{tabular}}{{{'l' * len(head.split(' & '))}}}"
-    assert (top, middle, bottom, end) == (
-        "\\toprule",
-        "\\midrule",
-        "\\bottomrule",
-        "\\end{tabular}",
-    )
-    assert all(line.endswith(" \\\\") for line in (head, *body))
-    return [line.removesuffix(" \\\\").split(" & ") for line in (head, *body)]
+    assert [top, middle, bottom] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert end == r"\end{tabular}" and all(line.endswith(r" \\") for line in (head, *body))
+    return [line.removesuffix(r" \\").split(" & ") for line in (head, *body)]
 
 
 @pytest.mark.parametrize("kind", ["markdown", "csv", "latex"])
@@ -100,20 +95,16 @@ _BEFORE = {"round": 0, "seconds": 4, "samples": 0, "train_a": 0, "test_a": 0}
 _MISSING = "[Errno 2] No such file or directory: '{}'"
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        (run_config.CONFIG, "{", "{}: expected JSON, found ..."),
-        (run_config.CONFIG, "[]", f"{_SETTINGS} (TypeError(...))"),
-        (run_config.CONFIG, '{"server": "a"}', f"{_SETTINGS} (KeyError('environment'))"),
-        (run_config.CONFIG, None, _MISSING),
-        (metrics.METRICS, "", f"{_ROWS} round None"),
-        (metrics.METRICS, '{"round": 1}\n', f"{_ROWS} seconds None"),
-        (metrics.METRICS, json.dumps(_BEFORE) + "\n", "{}: expected rounds and seconds > 0 in the "
-         "last row, found 0 and 4"),
-        (metrics.METRICS, None, _MISSING),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "content", "message"), [
+    (run_config.CONFIG, "{", "{}: expected JSON, found ..."),
+    (run_config.CONFIG, "[]", f"{_SETTINGS} (TypeError(...))"),
+    (run_config.CONFIG, '{"server": "a"}', f"{_SETTINGS} (KeyError('environment'))"),
+    (run_config.CONFIG, None, _MISSING),
+    (metrics.METRICS, "", f"{_ROWS} round None"),
+    (metrics.METRICS, '{"round": 1}\n', f"{_ROWS} seconds None"),
+    (metrics.METRICS, json.dumps(_BEFORE) + "\n", "{}: expected rounds ... > 0 ..., found 0 and 4"),
+    (metrics.METRICS, None, _MISSING),
+])  # fmt: skip
 def test_a_damaged_run_is_refused_by_its_file(tmp_path, refuses, file, content, message):
     folder, path = make_run(tmp_path / "a"), tmp_path / "a" / file
     path.unlink() if content is None else path.write_text(content)
