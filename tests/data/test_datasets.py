@@ -142,18 +142,15 @@ def test_digits():
     assert set(train["y"]) == set(range(fd.NUM_CLASSES["digits"]))
 
 
-def test_digits_without_scikit_learn_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    message = "digits: expected scikit-learn (pip install scikit-learn), found none"
-    refused(message, fd.load_dataset, "digits", kind=ImportError)
-
-
-def test_where_tfds_is_not_installed(monkeypatch):
+def test_packages_that_are_not_installed_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     message = "TFDS: expected its package (pip install 'ccfl_jax[tfds]'), found ..."
     refused(message, fd.load_tfds, "mnist", kind=ImportError)
     for name in ("digits", "synthetic"):
         assert len(fd.load_dataset(name)) == 2
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    message = "digits: expected scikit-learn (pip install scikit-learn), found none"
+    refused(message, fd.load_dataset, "digits", kind=ImportError)
 
 
 @pytest.mark.parametrize("name", ["cifar", "digits ", "Digits", "", None])
