@@ -181,11 +181,9 @@ def own_step(params, batch, mask, rate):
 
 def test_padded_rows_change_no_bit():
     mask = np.array([True, True, False])
+    batches = [{"x": changed(IDS, 2, x), "y": changed(TAGS, 2, y)} for x, y in ((0, 0), (99, -7))]
     for step in (plain_step, own_step):
-        clean, found = (
-            step(PARAMS, {"x": changed(IDS, 2, x), "y": changed(TAGS, 2, y)}, mask, 0.1)
-            for x, y in ((0, 0), (99, -7))
-        )
+        clean, found = (step(PARAMS, batch, mask, 0.1) for batch in batches)
         assert_trees_equal(clean, found)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(clean))
 
@@ -217,10 +215,8 @@ def test_a_rate_as_local_optimiser_is_optax_sgd():
     @jax.jit
     def visits(start, size, key):
         client = Client(arrays, jnp.arange(12), start, size)
-        locals_ = (
-            build_local(tags(), rate, batch_size=4, work_unit="steps")
-            for rate in (0.4, optax.sgd(0.4))
-        )
+        settings = {"batch_size": 4, "work_unit": "steps"}
+        locals_ = [build_local(tags(), rate, **settings) for rate in (0.4, optax.sgd(0.4))]
         return [local(PARAMS, client, 2, key) for local in locals_]
 
     own, plain = jax.vmap(visits)(np.array([0, 3]), np.array([3, 9]), jax.random.split(KEY, 2))
