@@ -118,10 +118,9 @@ def test_reads_without_tensorflow_and_without_the_builders_code(tmp_path, prepar
     trap.mkdir(parents=True)
     (trap / "__init__.py").write_text("raise RuntimeError('tensorflow was imported')")
     folders = []
-    for file, old, new in (
-        (FEATURES, '"numClasses": "3"', '"numClasses": "2"'),
-        (INFO, '"featureKey": "label"', '"featureKey": "x"'),
-    ):
+    change_label = FEATURES, '"numClasses": "3"', '"numClasses": "2"'
+    change_key = INFO, '"featureKey": "label"', '"featureKey": "x"'
+    for file, old, new in (change_label, change_key):
         folders.append(shutil.copytree(prepared, tmp_path / file.replace("/", "_")))
         text = (folders[-1] / file).read_text()
         assert old in text
