@@ -44,9 +44,8 @@ def fashion_images(n):
 def write_fashion(folder, suffix=""):
     for name, (kind, n) in FASHION.items():
         content = idx_bytes(fashion_images(n) if kind == "x" else np.arange(n) % 10)
-        (folder / (name + suffix)).write_bytes(
-            gzip.compress(content, mtime=0) if suffix else content
-        )
+        content = gzip.compress(content, mtime=0) if suffix else content
+        (folder / (name + suffix)).write_bytes(content)
 
 
 def legal_views(image, padding):

@@ -24,12 +24,9 @@ def test_a_small_corpus_comes_out_as_written(tmp_path):
     # the 0, a 1, in 2, loop 3, <URL> 4; vb . net 0, then by the alphabet c++ 1, java 2.
     # Clients 10, 8, 9 in the order of texts; what is unknown is -2.
     assert train["x"].tolist() == [
-        [1, 3, 2, 0, 3, -1],
-        [0, -2, 2, -2, -1, -1],
-        [1, 1, -1, -1, -1, -1],
-        [2, 2, 2, 2, 1, 0],
-        [0, 0, -1, -1, -1, -1],
-    ]
+        [1, 3, 2, 0, 3, -1], [0, -2, 2, -2, -1, -1], [1, 1, -1, -1, -1, -1],
+        [2, 2, 2, 2, 1, 0], [0, 0, -1, -1, -1, -1],
+    ]  # fmt: skip
     assert train["y"].tolist() == [[2, -1, -1], [-1] * 3, [1, -1, -1], [2, 1, 0], [0, 1, -1]]
     assert train["client"].tolist() == [0, 0, 0, 1, 2]
     assert [rows.tolist() for rows in partition_natural(train["client"])] == [[0, 1, 2], [3], [4]]
@@ -39,23 +36,14 @@ def test_a_small_corpus_comes_out_as_written(tmp_path):
     assert test["x"][order.index(-1)].tolist() == [1, 1, -1, -1, -1, -1]
     assert test["y"][order.index(2)].tolist() == [1]
     assert counts == {
-        "clients": 3,
-        "too_small": 0,
-        "words": 5 + 4 + 2 + 8 + 2,
-        "unknown_words": 2,
-        "cut_texts": 1,
-        "untagged": 1,
-    }
+        "clients": 3, "too_small": 0, "words": 5 + 4 + 2 + 8 + 2,
+        "unknown_words": 2, "cut_texts": 1, "untagged": 1,
+    }  # fmt: skip
     assert all(a.dtype == np.int32 for part in (train, test) for a in part.values())
     train, test, others = load(tmp_path, keep_unknown=False)
-    assert train["x"][1].tolist() == [0, 2, -1, -1, -1, -1]
+    assert train["x"][1].tolist() == [0, 2, -1, -1, -1, -1] and others == counts
     assert sorted(test["x"].tolist()) == [[1, 1, -1, -1, -1, -1], [4, 1, -1, -1, -1, -1]]
-    assert others == counts
-
-
-def test_clients_with_too_few_examples_are_left_out(tmp_path):
-    write(tmp_path)
-    train, _, counts = load(tmp_path, min_examples=2)
+    train, _, counts = load(tmp_path, min_examples=2)  # clients with fewer are left out
     assert train["client"].tolist() == [0, 0, 0]
     assert (counts["clients"], counts["too_small"]) == (3, 2)
 
@@ -75,7 +63,7 @@ def test_a_draw_is_of_whole_clients_and_depends_on_the_seed_alone(tmp_path):
     drawn = by_client(train)
     assert list(drawn) == list(range(10))
     assert train["client"].tolist() == sorted(train["client"])
-    places = [next(k for k, own in everyone.items() if own == one) for one in drawn.values()]
+    places = [list(everyone.values()).index(own) for own in drawn.values()]
     assert places == sorted(places) and len(set(places)) == 10
     equal(load(tmp_path / "a", 10, 3, **MANY), (train, test, counts))
     other, same_test, _ = load(tmp_path / "a", 10, 4, **MANY)
@@ -90,12 +78,9 @@ def test_a_draw_is_of_whole_clients_and_depends_on_the_seed_alone(tmp_path):
 
 def test_draws_are_uniform(tmp_path):
     write(tmp_path, **many(clients=4))
-    first = []
     everyone = list(by_client(load(tmp_path, **MANY)[0]).values())
-    for seed in range(200):
-        (own,) = by_client(load(tmp_path, 1, seed, max_test=1, **MANY)[0]).values()
-        first.append(everyone.index(own))
-    counts = np.bincount(first, minlength=4)
+    drawn = [by_client(load(tmp_path, 1, s, max_test=1, **MANY)[0])[0] for s in range(200)]
+    counts = np.bincount([everyone.index(own) for own in drawn], minlength=4)
     # Each is binomial(200, 1/4), standard deviation 6.1; the draws are fixed by the seeds.
     assert (np.abs(counts - 50) < 4 * 6.1).all()
 
@@ -106,8 +91,8 @@ def test_clients_are_searched_by_any_index_on_them_with_the_same_result(tmp_path
     index = columns and f"CREATE INDEX i ON examples ({columns})"
     path = write(tmp_path / "b", **many(), index=index)
     for clients, limits in ((5, {}), (30, {"max_examples": 2, "max_test": 7}), (None, {})):
-        kwargs = {**MANY, **limits}
-        equal(load(tmp_path / "a", clients, **kwargs), load(tmp_path / "b", clients, **kwargs))
+        plain, indexed = (load(tmp_path / name, clients, **MANY, **limits) for name in "ab")
+        equal(plain, indexed)
     if columns and "client_id" in columns:
         with contextlib.closing(sqlite3.connect(path)) as db:
             plan = db.execute(f"EXPLAIN QUERY PLAN {stackoverflow._EXAMPLES}", ("", "[]"))
@@ -129,35 +114,24 @@ def test_a_few_clients_of_a_large_file_do_not_read_it_all(tmp_path):
     assert path.stat().st_size > 6_000_000
     before = bytes_read()
     train, test, _ = load(tmp_path, 5, max_test=10)
-    some = bytes_read() - before
-    assert train["x"].shape == (20, 6) and test["x"].shape == (10, 6)
-    before = bytes_read()
+    between = bytes_read()
     load(tmp_path)
-    assert some < 500_000 < 6_000_000 < bytes_read() - before
+    assert between - before < 500_000 < 6_000_000 < bytes_read() - between
+    assert train["x"].shape == (20, 6) and test["x"].shape == (10, 6)
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["train", "test"]),
-            st.sampled_from("abcde"),
-            st.lists(st.sampled_from(["the", "a", "in", "loop", "zzz"]), max_size=8),
-            st.lists(st.sampled_from(["java", "c++", "rare", "odd"]), max_size=3),
-        ),
-        max_size=12,
-    ),
-    st.integers(1, 3),
-    st.integers(1, 4),
-    st.booleans(),
-)
+some_words = st.lists(st.sampled_from(["the", "a", "in", "loop", "zzz"]), max_size=8)
+some_tags = st.lists(st.sampled_from(["java", "c++", "rare", "odd"]), max_size=3)
+splits = st.sampled_from(["train", "test"])
+a_post = st.tuples(splits, st.sampled_from("abcde"), some_words, some_tags)
+
+
+@given(st.lists(a_post, max_size=12), st.integers(1, 3), st.integers(1, 4), st.booleans())
 def test_any_corpus_is_as_a_plain_loop_reads_it(tmp_path_factory, posts, most, most_test, index):
     folder = tmp_path_factory.mktemp("corpus")
     posts = [("train", "a", ["the"], ["java"]), ("test", "a", ["the"], []), *posts]
-    write(
-        folder,
-        [(s, c, post("", " ".join(words), "|".join(tags))) for s, c, words, tags in posts],
-        index=INDEX if index else None,
-    )
+    examples = [(s, c, post("", " ".join(words), "|".join(tags))) for s, c, words, tags in posts]
+    write(folder, examples, index=INDEX if index else None)
     train, test, _ = load(folder, max_examples=most, max_test=most_test)
     ids, tag_ids = ["the", "a", "in", "loop"], ["vb . net", "c++", "java"]
 
@@ -198,18 +172,14 @@ def test_missing_files_are_named_and_the_release_s_names_are_known(tmp_path, mis
 LIMITS = ["num_clients", "max_examples", "min_examples", "max_test", "vocabulary", "max_words"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        *(({name: 0}, f"{name}: expected an integer >= 1, found 0") for name in LIMITS),
-        ({"num_tags": None}, "num_tags: expected an integer >= 1, found None"),
-        ({"seed": -1}, "seed: expected an integer from 0 to 4294967295, found -1"),
-        ({"num_clients": 2, "min_examples": 3}, "...: expected at least num_clients=2 clients with "
-         "3 training examples or more, found 1, and 2 with fewer"),
-        ({"min_examples": 4}, "...: expected at least num_clients=1 clients with 4 ..., found 0, "
-         "and 3 with fewer"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "message"), [
+    *(({name: 0}, f"{name}: expected an integer >= 1, found 0") for name in LIMITS),
+    ({"num_tags": None}, "num_tags: expected an integer >= 1, found None"),
+    ({"seed": -1}, "seed: expected an integer from 0 to 4294967295, found -1"),
+    ({"num_clients": 2, "min_examples": 3}, "...: expected at least num_clients=2 clients with "
+     "3 training examples or more, found 1, and 2 with fewer"),
+    ({"min_examples": 4}, "...: expected ... num_clients=1 ... 4 ..., found 0, and 3 with fewer"),
+])  # fmt: skip
 def test_bad_arguments_are_refused(tmp_path, change, message):
     write(tmp_path)
     refused(message, load, tmp_path, **change)

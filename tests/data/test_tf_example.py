@@ -8,15 +8,10 @@ from refusal import refused
 
 from ccfl_jax.data.readers.tf_example import decode_example, encode_example
 
-FEATURES = st.dictionaries(
-    st.text(max_size=5),
-    st.one_of(
-        st.lists(st.binary(max_size=200), min_size=1, max_size=4),
-        st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=4),
-        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4),
-    ),
-    max_size=4,
-)
+FLOATS = st.floats(width=32, allow_nan=False)
+KINDS = st.binary(max_size=200), FLOATS, st.integers(-(2**63), 2**63 - 1)
+LISTS = st.one_of([st.lists(kind, min_size=1, max_size=4) for kind in KINDS])
+FEATURES = st.dictionaries(st.text(max_size=5), LISTS, max_size=4)
 
 
 def field(number, content):
@@ -30,25 +25,21 @@ def entry(name, feature):
 
 
 # Int64List {value: 150}, 150 = 0x96 0x01 in base 128: in a field of its own (wire type 0), packed.
-BARE, PACKED = (
-    entry(b"a", field(3, content)) for content in (b"\x08\x96\x01", b"\x0a\x02\x96\x01")
-)
+BARE = entry(b"a", field(3, b"\x08\x96\x01"))
+PACKED = entry(b"a", field(3, field(1, b"\x96\x01")))
 HALF = np.float32(0.5).tobytes()
 
 
-@pytest.mark.parametrize(
-    ("message", "features"),
-    [
-        (BARE, {"a": [150]}),
-        (PACKED, {"a": [150]}),
-        (entry(b"a", field(2, field(1, HALF * 2))), {"a": [0.5, 0.5]}),
-        (entry(b"a", field(1, field(1, b"x") + field(1, b""))), {"a": [b"x", b""]}),
-        (entry(b"a", b""), {"a": []}),
-        (entry(b"b", b"") + BARE, {"a": [150]}),
-        (BARE + field(9, b"unknown"), {"a": [150]}),
-        (b"", {}),
-    ],
-)
+@pytest.mark.parametrize(("message", "features"), [
+    (BARE, {"a": [150]}),
+    (PACKED, {"a": [150]}),
+    (entry(b"a", field(2, field(1, HALF * 2))), {"a": [0.5, 0.5]}),
+    (entry(b"a", field(1, field(1, b"x") + field(1, b""))), {"a": [b"x", b""]}),
+    (entry(b"a", b""), {"a": []}),
+    (entry(b"b", b"") + BARE, {"a": [150]}),
+    (BARE + field(9, b"unknown"), {"a": [150]}),
+    (b"", {}),
+])  # fmt: skip
 def test_messages_written_out_by_hand(message, features):
     assert decode_example(message, ["a", "c"]) == features
 
@@ -68,7 +59,7 @@ def test_what_was_encoded_comes_back_where_it_is_asked_for(features, others):
 
 @given(FEATURES.filter(bool))
 def test_every_cut_is_refused_in_a_line(features):
-    message = encode_example(features)
-    for end in range(1, len(message)):
-        message_of = "example: expected a serialised tf.train.Example, found ..."
-        refused(message_of, decode_example, message[:end], features)
+    whole = encode_example(features)
+    message = "example: expected a serialised tf.train.Example, found ..."
+    for end in range(1, len(whole)):
+        refused(message, decode_example, whole[:end], features)

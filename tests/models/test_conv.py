@@ -11,13 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusal import refused
-from same_function import (
-    assert_close,
-    assert_same_function,
-    normal,
-    random_params,
-    value_and_pullback,
-)
+from same_function import assert_close, assert_same_function, normal, random_params
+from same_function import value_and_pullback as both_passes
 
 from ccfl_jax.models import Conv, ConvReluPool
 from ccfl_jax.models.lowerings import conv2d, default_lowering
@@ -31,37 +26,30 @@ def slow(*case):
 
 
 @functools.cache
-def flax_pooled(features, kernel_size):
-    conv = nn.Conv(features, kernel_size, padding="VALID")
-
-    def apply(variables, x):
-        return nn.max_pool(nn.relu(conv.apply(variables, x)), (2, 2), (2, 2))
-
-    return apply
-
-
-@functools.cache
 def flax_conv(*args, **kwargs):
     """`flax.linen.Conv`; one for each setting, so that its gradients are compiled once."""
     return nn.Conv(*args, **kwargs).apply
 
 
+@functools.cache
+def flax_pooled(features, kernel_size):
+    conv = flax_conv(features, kernel_size, padding="VALID")
+    return lambda variables, x: nn.max_pool(nn.relu(conv(variables, x)), (2, 2), (2, 2))
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize(
-    ("shape", "features", "kernel_size", "strides", "padding"),
-    # Odd and even sizes, one and several tiles a row, rows and columns that no kernel reaches,
-    # kernels larger than their input.
-    [
-        ((6, 27, 2), 7, (3, 1), (1, 1), "VALID"),
-        slow((6, 6, 2), 3, (7, 7), (1, 1), "SAME"),
-        slow((7, 9, 3), 4, (1, 1), (1, 1), "VALID"),
-        slow((16, 16, 4), 8, (3, 3), (2, 2), "SAME"),
-        ((11, 13, 4), 8, (3, 3), (2, 2), "SAME"),
-        slow((12, 9, 3), 4, (1, 1), (2, 2), "SAME"),
-        ((8, 17, 2), 5, (2, 7), (1, 2), "SAME"),
-        slow((9, 8, 3), 5, (2, 3), (3, 1), "VALID"),
-    ],
-)
+# Odd and even sizes, one and several tiles a row, rows and columns that no kernel reaches,
+# kernels larger than their input.
+@pytest.mark.parametrize(("shape", "features", "kernel_size", "strides", "padding"), [
+    ((6, 27, 2), 7, (3, 1), (1, 1), "VALID"),
+    slow((6, 6, 2), 3, (7, 7), (1, 1), "SAME"),
+    slow((7, 9, 3), 4, (1, 1), (1, 1), "VALID"),
+    slow((16, 16, 4), 8, (3, 3), (2, 2), "SAME"),
+    ((11, 13, 4), 8, (3, 3), (2, 2), "SAME"),
+    slow((12, 9, 3), 4, (1, 1), (2, 2), "SAME"),
+    ((8, 17, 2), 5, (2, 7), (1, 2), "SAME"),
+    slow((9, 8, 3), 5, (2, 3), (3, 1), "VALID"),
+])  # fmt: skip
 def test_conv_equals_flax_with_gradients(shape, features, kernel_size, strides, padding, lowering):
     x = normal((3, *shape))
     ours = Conv(features, kernel_size, strides, padding, lowering=lowering)
@@ -69,21 +57,18 @@ def test_conv_equals_flax_with_gradients(shape, features, kernel_size, strides, 
     assert_same_function(ours.apply, flax, random_params(ours, x), x)
 
 
-@pytest.mark.parametrize(
-    ("shape", "features", "kernel_size", "lowering"),
-    # Also tiles whose patch is no whole number of tiles wide, one feature in one window, and rows
-    # and columns that no window reaches.
-    [
-        slow((10, 12, 6), 7, (5, 5), "banded"),
-        ((13, 17, 3), 7, (4, 2), "banded"),
-        slow((5, 7, 2), 7, (1, 6), "banded"),
-        slow((7, 14, 2), 7, (3, 3), "banded"),
-        ((9, 12, 1), 3, (2, 7), "banded"),
-        ((5, 3, 1), 1, (2, 2), "banded"),
-        ((5, 3, 1), 1, (2, 2), "xla"),
-        ((5, 3, 1), 1, (2, 2), "shifted"),
-    ],
-)
+# Also tiles whose patch is no whole number of tiles wide, one feature in one window, and rows
+# and columns that no window reaches.
+@pytest.mark.parametrize(("shape", "features", "kernel_size", "lowering"), [
+    slow((10, 12, 6), 7, (5, 5), "banded"),
+    ((13, 17, 3), 7, (4, 2), "banded"),
+    slow((5, 7, 2), 7, (1, 6), "banded"),
+    slow((7, 14, 2), 7, (3, 3), "banded"),
+    ((9, 12, 1), 3, (2, 7), "banded"),
+    ((5, 3, 1), 1, (2, 2), "banded"),
+    ((5, 3, 1), 1, (2, 2), "xla"),
+    ((5, 3, 1), 1, (2, 2), "shifted"),
+])  # fmt: skip
 def test_pooled_block_equals_flax_with_gradients(shape, features, kernel_size, lowering):
     x = normal((3, *shape))
     ours = ConvReluPool(features, kernel_size, lowering)
@@ -118,14 +103,11 @@ def test_every_geometry_gives_the_formula(size, kernel_size, strides, edges):
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("ours", "flax"),
-    [
-        *((Conv(5, (3, 2), (2, 2), "SAME", use_bias=False, lowering=name),
-           flax_conv(5, (3, 2), (2, 2), "SAME", use_bias=False)) for name in LOWERINGS),
-        (ConvReluPool(5, (3, 2), "banded"), flax_pooled(5, (3, 2))),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("ours", "flax"), [
+    *((Conv(5, (3, 2), (2, 2), "SAME", use_bias=False, lowering=name),
+       flax_conv(5, (3, 2), (2, 2), "SAME", use_bias=False)) for name in LOWERINGS),
+    (ConvReluPool(5, (3, 2), "banded"), flax_pooled(5, (3, 2))),
+])  # fmt: skip
 def test_float64_and_no_bias_equal_flax_with_gradients(x64, ours, flax):
     x = normal((2, 9, 10, 2), dtype=np.float64)
     variables = random_params(ours, x, np.float64)
@@ -143,8 +125,8 @@ def assert_integers_equal(ours, reference, seed, dtype=jnp.float32):
     variables = {"params": {"kernel": integers(2, 3, 1, 8), "bias": integers(8)}}
     x = integers(1, 7, 14, 1)
     args = (variables, x, integers(*jax.eval_shape(ours, variables, x).shape))
-    got = value_and_pullback(ours, *args)
-    want = value_and_pullback(reference, *jax.tree.map(jnp.float32, args))
+    got = both_passes(ours, *args)
+    want = both_passes(reference, *jax.tree.map(jnp.float32, args))
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert g.dtype == dtype
         np.testing.assert_array_equal(np.asarray(g, np.float32), w)
@@ -174,22 +156,19 @@ def test_a_nan_stays_in_the_windows_that_hold_it():
     assert np.all(np.isnan(out[0, 0, 0])) and np.all(np.isfinite(out[0, 1:, 1:]))
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        *(Conv(4, (3, 3), (2, 1), "SAME", lowering=lowering) for lowering in LOWERINGS),
-        ConvReluPool(4, (3, 3)),
-    ],
-)
+@pytest.mark.parametrize("model", [
+    *(Conv(4, (3, 3), (2, 1), "SAME", lowering=lowering) for lowering in LOWERINGS),
+    ConvReluPool(4, (3, 3)),
+])  # fmt: skip
 def test_vmap_over_parameters_equals_a_loop_over_clients(model):
     x = normal((3, 2, 7, 6, 1))
     first = random_params(model, x[0])
     params = [jax.tree.map(lambda a, c=c: a * (1 - c), first) for c in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     weight = normal((3, *jax.eval_shape(model.apply, first, x[0]).shape), 9)
-    gradients = functools.partial(value_and_pullback.__wrapped__, model.apply)
+    gradients = functools.partial(both_passes.__wrapped__, model.apply)
     got = jax.jit(jax.vmap(gradients))(stacked, x, weight)
-    alone = [value_and_pullback(model.apply, *one) for one in zip(params, x, weight, strict=True)]
+    alone = [both_passes(model.apply, *one) for one in zip(params, x, weight, strict=True)]
     assert_close(got, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone), 1e-5)
 
 
@@ -242,23 +221,20 @@ LOWERING = "expected 'xla', 'shifted', 'banded', None, found lowering"
 SIZE = "expected [..., h, w, channels] with h >= {} and w >= {}, found input shape {}"
 
 
-@pytest.mark.parametrize(
-    ("model", "shape", "message"),
-    [
-        (Conv(2, (3, 3), padding=((1, 1), (1, 1))), IMAGE, f"{PADDING} ((1, 1), (1, 1))"),
-        (Conv(2, (3, 3)), (1, 2, 8, 1), SIZE.format(3, 3, (1, 2, 8, 1))),
-        (Conv(2, (3, 3), padding="SAME"), (8, 8), SIZE.format(1, 1, (8, 8))),
-        (Conv(2, 3), IMAGE, f"{PAIR} kernel_size 3"),
-        (Conv(2, (0, 3)), IMAGE, f"{PAIR} kernel_size (0, 3)"),
-        (Conv(2, (3, 2.5)), IMAGE, f"{PAIR} kernel_size (3, 2.5)"),
-        (Conv(2, (3, 3), 2), IMAGE, f"{PAIR} strides 2"),
-        (Conv(2, (3, 3), (1,)), IMAGE, f"{PAIR} strides (1,)"),
-        (Conv(2, (3, 3), lowering=""), IMAGE, f"{LOWERING} ''"),
-        (Conv(0, (3, 3)), IMAGE, "expected features >= 1, found 0"),
-        (ConvReluPool(2, (3, 5)), (1, 8, 5, 1), SIZE.format(4, 6, (1, 8, 5, 1))),
-        (ConvReluPool(2, (3, 5)), (8, 8), SIZE.format(4, 6, (8, 8))),
-    ],
-)
+@pytest.mark.parametrize(("model", "shape", "message"), [
+    (Conv(2, (3, 3), padding=((1, 1), (1, 1))), IMAGE, f"{PADDING} ((1, 1), (1, 1))"),
+    (Conv(2, (3, 3)), (1, 2, 8, 1), SIZE.format(3, 3, (1, 2, 8, 1))),
+    (Conv(2, (3, 3), padding="SAME"), (8, 8), SIZE.format(1, 1, (8, 8))),
+    (Conv(2, 3), IMAGE, f"{PAIR} kernel_size 3"),
+    (Conv(2, (0, 3)), IMAGE, f"{PAIR} kernel_size (0, 3)"),
+    (Conv(2, (3, 2.5)), IMAGE, f"{PAIR} kernel_size (3, 2.5)"),
+    (Conv(2, (3, 3), 2), IMAGE, f"{PAIR} strides 2"),
+    (Conv(2, (3, 3), (1,)), IMAGE, f"{PAIR} strides (1,)"),
+    (Conv(2, (3, 3), lowering=""), IMAGE, f"{LOWERING} ''"),
+    (Conv(0, (3, 3)), IMAGE, "expected features >= 1, found 0"),
+    (ConvReluPool(2, (3, 5)), (1, 8, 5, 1), SIZE.format(4, 6, (1, 8, 5, 1))),
+    (ConvReluPool(2, (3, 5)), (8, 8), SIZE.format(4, 6, (8, 8))),
+])  # fmt: skip
 def test_bad_input_is_refused_by_name(model, shape, message):
     x = np.zeros(shape, np.float32)
     refused(f"{type(model).__name__}: {message}", jax.eval_shape, model.init, jax.random.key(0), x)

@@ -14,7 +14,8 @@ from ccfl_jax.data.image_transforms import prepare_images
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SHAPE = (6, 7, 2)  # so large that no view is all border
 KEY = jax.random.key(0)
-PREPARE = prepare_images(((0.4, 0.6), (0.2, 0.3)), augment=True)
+MEANS, DEVIATIONS = (0.4, 0.6), (0.2, 0.3)
+AUGMENTED = {"shape": SHAPE, "prepare": prepare_images((MEANS, DEVIATIONS), augment=True)}
 
 
 def images_of(rows):
@@ -23,21 +24,13 @@ def images_of(rows):
     return {"x": x, "y": y}, np.ones(rows, bool)
 
 
-@pytest.fixture(scope="module")
-def augmented():
-    return problem(shape=SHAPE, prepare=PREPARE)
-
-
-def loss_of_each_view(params, image, label):
-    """The losses of one image's 162 shifted and mirrored views, normalised, in float64."""
-    x = (legal_views(image, 4) / 255 - np.array([[[[0.4, 0.6]]]])) / np.array([[[[0.2, 0.3]]]])
-    return losses_by_hand(params["Dense_0"], x.reshape(162, -1), np.full(162, label))[0]
-
-
-def test_training_sees_views_and_evaluation_the_image(augmented):
-    task, params = augmented
+def test_training_sees_views_and_evaluation_the_image():
+    task, params = problem(**AUGMENTED)
     batch, mask = images_of(1)
-    losses = loss_of_each_view(params, batch["x"][0], batch["y"][0])
+    # The losses of the image's 162 shifted and mirrored views, normalised, in float64.
+    x = (legal_views(batch["x"][0], 4) / 255 - [[[MEANS]]]) / [[[DEVIATIONS]]]
+    labels = np.repeat(batch["y"], 162)
+    losses, _ = losses_by_hand(params["Dense_0"], x.reshape(162, -1), labels)
     keys = jax.random.split(jax.random.key(1), 40)
     found = jax.jit(jax.vmap(task.loss, (None, None, None, 0)))(params, batch, mask, keys)
     nearest = np.abs(np.asarray(found)[:, None] - losses[None]).argmin(1)
@@ -48,8 +41,8 @@ def test_training_sees_views_and_evaluation_the_image(augmented):
     assert float(evaluated) == pytest.approx(losses[centre], rel=1e-5)
 
 
-def test_one_pass_measures_the_views_that_the_step_saw(augmented):
-    task, params = augmented
+def test_one_pass_measures_the_views_that_the_step_saw():
+    task, params = problem(**AUGMENTED)
     batch, mask = images_of(5)[0], np.arange(5) != 2
 
     @jax.jit
@@ -83,9 +76,9 @@ def test_preparing_takes_no_draw_from_the_model():
     assert seen[-1] is None
 
 
-def test_every_client_and_step_draws_its_own_views(augmented):
+def test_every_client_and_step_draws_its_own_views():
     """With a rate of 0 the reported loss is the mean over the steps' views of the one image."""
-    task, params = augmented
+    task, params = problem(**AUGMENTED)
     client = Client(images_of(1)[0], jnp.zeros(1, jnp.int32), jnp.int32(0), jnp.int32(1))
     local = jax.jit(jax.vmap(build_local(task, 0.0, batch_size=1), (None, None, None, 0)))
     keys = jax.random.split(jax.random.key(1), 30)  # one for each client in its round

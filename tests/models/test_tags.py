@@ -24,11 +24,8 @@ MODEL = TagLogistic(5, 7)
 
 
 def random_table(vocabulary=5):
-    rng = np.random.default_rng([0])
-    return {
-        "table": rng.normal(size=(vocabulary, 7)).astype(np.float32),
-        "bias": rng.normal(size=7).astype(np.float32),
-    }
+    numbers = np.random.default_rng([0]).normal(size=(vocabulary + 1, 7)).astype(np.float32)
+    return {"table": numbers[1:], "bias": numbers[0]}
 
 
 PARAMS = random_table()
@@ -113,16 +110,11 @@ def test_a_word_outside_the_vocabulary_counts_in_the_length_alone():
     assert_trees_close(stepped, {"table": table, "bias": bias - slope.sum(0)}, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("model", "x", "message"),
-    [
-        (TagLogistic(3, 0), np.zeros((1, 2), np.int32),
-         "expected vocabulary_size and num_tags >= 1, found (3, 0)"),
-        (MODEL, np.zeros((1, 2), np.float32),
-         "expected integer ids [..., L], found input float32 (1, 2)"),
-        (MODEL, np.int32(0), "expected integer ids [..., L], found input int32 ()"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "x", "message"), [
+    (TagLogistic(3, 0), IDS, "expected vocabulary_size and num_tags >= 1, found (3, 0)"),
+    (MODEL, np.float32(IDS), "expected integer ids [..., L], found input float32 (3, 4)"),
+    (MODEL, np.int32(0), "expected integer ids [..., L], found input int32 ()"),
+])  # fmt: skip
 def test_what_the_model_refuses(model, x, message):
     refused(f"TagLogistic: {message}", model.init, KEY, x)
 
@@ -189,11 +181,9 @@ def own_step(params, batch, mask, rate):
 
 def test_padded_rows_change_no_bit():
     mask = np.array([True, True, False])
+    batches = [{"x": changed(IDS, 2, x), "y": changed(TAGS, 2, y)} for x, y in ((0, 0), (99, -7))]
     for step in (plain_step, own_step):
-        clean, found = (
-            step(PARAMS, {"x": changed(IDS, 2, x), "y": changed(TAGS, 2, y)}, mask, 0.1)
-            for x, y in ((0, 0), (99, -7))
-        )
+        clean, found = (step(PARAMS, batch, mask, 0.1) for batch in batches)
         assert_trees_equal(clean, found)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(clean))
 
@@ -225,10 +215,8 @@ def test_a_rate_as_local_optimiser_is_optax_sgd():
     @jax.jit
     def visits(start, size, key):
         client = Client(arrays, jnp.arange(12), start, size)
-        locals_ = (
-            build_local(tags(), rate, batch_size=4, work_unit="steps")
-            for rate in (0.4, optax.sgd(0.4))
-        )
+        settings = {"batch_size": 4, "work_unit": "steps"}
+        locals_ = [build_local(tags(), rate, **settings) for rate in (0.4, optax.sgd(0.4))]
         return [local(PARAMS, client, 2, key) for local in locals_]
 
     own, plain = jax.vmap(visits)(np.array([0, 3]), np.array([3, 9]), jax.random.split(KEY, 2))
