@@ -34,13 +34,14 @@ def read_tag_ids(path: Path, num_tags: int) -> dict[bytes, int]:
             f"{path}: expected at most {_LARGEST_JSON} bytes, found {path.stat().st_size}"
         )
     try:
-        counts = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
+        counts = {tag.encode(): n for tag, n in found.items()} if type(found) is dict else None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected a JSON object of integers, found {error}") from None
-    if not isinstance(counts, dict) or any(type(n) is not int for n in counts.values()):
+    if counts is None or any(type(n) is not int for n in counts.values()):
         raise ValueError(f"{path}: expected a JSON object of integers, found other JSON")
     ordered = sorted(counts, key=lambda tag: (-counts[tag], tag))[:num_tags]
-    ids = {tag.encode(errors="surrogatepass"): number for number, tag in enumerate(ordered)}
+    ids = {tag: number for number, tag in enumerate(ordered)}
     if len(ids) < num_tags:
         raise ValueError(f"{path}: expected at least num_tags={num_tags} tags, found {len(ids)}")
     return ids
