@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from problems import make_schedule
+from problems import make_schedule, task_of
 
 import ccfl_jax as ccfl
 
@@ -18,18 +18,10 @@ BATCH = 32
 
 def _values(params, batch):
     a, b, c = batch["abc"].T
-    return a * params["x"] ** 2 / 2 + b * params["x"] + c
+    return {"value": a * params["x"] ** 2 / 2 + b * params["x"] + c}
 
 
-def _loss(params, batch, mask, key):
-    return jnp.where(mask, _values(params, batch), 0).sum() / mask.sum()
-
-
-def _metrics(params, batch, mask):
-    return {"value": (jnp.where(mask, _values(params, batch), 0).sum(), mask.sum())}
-
-
-TASK = ccfl.Task(lambda key: {"x": jnp.ones(())}, _loss, _metrics)
+TASK = task_of(lambda key: {"x": jnp.ones(())}, _values)
 SERVER = ccfl.cc_fedavg()
 ROUND = ccfl.build_round(TASK, SERVER, 1.0, BATCH)
 

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -16,32 +17,33 @@ from experiments.corpora.stackoverflow_files import Example, write
 FEATURES, CLASSES = 6, 3
 
 
+def task_of(init, rows):
+    """The task whose metrics are means of `rows(params, batch)`, of which the first is the loss."""
+
+    def metrics(params, batch, mask):
+        found = rows(params, batch).items()
+        return {name: (jnp.where(mask, each, 0).sum(), mask.sum()) for name, each in found}
+
+    def loss(params, batch, mask, key):
+        total, count = next(iter(metrics(params, batch, mask).values()))
+        return total / count
+
+    return ccfl.Task(init, loss, metrics)
+
+
 def softmax_task(dtype=jnp.float32):
     """Softmax regression with parameters w `[FEATURES, CLASSES]` and b `[CLASSES]`."""
 
     def init(key):
-        return {
-            "w": jax.random.normal(key, (FEATURES, CLASSES), dtype),
-            "b": jnp.zeros(CLASSES, dtype),
-        }
+        w = jax.random.normal(key, (FEATURES, CLASSES), dtype)
+        return {"w": w, "b": jnp.zeros(CLASSES, dtype)}
 
-    def losses(params, batch):
+    def rows(params, batch):
         logits = batch["x"] @ params["w"] + params["b"][None]
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]), logits
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+        return {"loss": losses, "accuracy": logits.argmax(-1) == batch["y"]}
 
-    def loss(params, batch, mask, key):
-        del key
-        return jnp.where(mask, losses(params, batch)[0], 0).sum() / mask.sum()
-
-    def metrics(params, batch, mask):
-        each, logits = losses(params, batch)
-        hits = logits.argmax(-1) == batch["y"]
-        return {
-            "loss": (jnp.where(mask, each, 0).sum(), mask.sum()),
-            "accuracy": (jnp.where(mask, hits, 0).sum(), mask.sum()),
-        }
-
-    return ccfl.Task(init, loss, metrics)
+    return task_of(init, rows)
 
 
 def softmax_gradient(model, x, y):
@@ -57,46 +59,29 @@ def federated(sizes, seed=0, dtype=np.float32):
     """Clients of the given sizes with rows scattered over the arrays; also the index lists."""
     rng = np.random.default_rng(seed)
     total = sum(sizes)
-    arrays = {
-        "x": rng.normal(size=(total, FEATURES)).astype(dtype),
-        "y": rng.integers(0, CLASSES, total).astype(np.int32),
-    }
+    x = rng.normal(size=(total, FEATURES)).astype(dtype)
+    arrays = {"x": x, "y": rng.integers(0, CLASSES, total).astype(np.int32)}
     lists = np.split(rng.permutation(total), np.cumsum(sizes)[:-1])
     return ccfl.FederatedData.from_indices(arrays, lists), arrays, lists
 
 
 def quadratic_task():
     """f(x) = x^2 / 2 for a scalar x that starts at 1; the data do not matter."""
-    return ccfl.Task(
-        init=lambda key: {"x": jnp.ones(())},
-        loss=lambda params, batch, mask, key: params["x"] ** 2 / 2,
-        metrics=lambda params, batch, mask: {},
+    return slope_task()._replace(
+        init=lambda key: {"x": jnp.ones(())}, loss=lambda params, *batch: params["x"] ** 2 / 2
     )
 
 
 def slope_task():
-    """Constant gradient 1 for a scalar x that starts at 0."""
+    """Constant gradient 1 for a scalar x that starts at 0; the data do not matter."""
     return ccfl.Task(
-        init=lambda key: {"x": jnp.zeros(())},
-        loss=lambda params, batch, mask, key: params["x"],
-        metrics=lambda params, batch, mask: {},
+        lambda key: {"x": jnp.zeros(())}, lambda params, *batch: params["x"], lambda *batch: {}
     )
 
 
 def one_row_data(clients=1):
     """`clients` clients with one sample each."""
-    return ccfl.FederatedData.from_indices(
-        {"x": np.zeros((clients, 1), np.float32)}, [np.array([i]) for i in range(clients)]
-    )
-
-
-def values_task():
-    """loss = x * mean of the batch's values, x from 0: the gradient is that mean."""
-
-    def loss(params, batch, mask, key):
-        return params["x"] * jnp.where(mask, batch["v"], 0.0).sum() / mask.sum()
-
-    return ccfl.Task(lambda key: {"x": jnp.zeros(())}, loss, lambda params, batch, mask: {})
+    return values_of(*[[0.0]] * clients)
 
 
 def values_of(*clients):
@@ -108,14 +93,10 @@ def values_of(*clients):
 def points_task():
     """loss = mean of (x - v)^2 / 2 over a batch's values v, x drawn: the slope is x - mean(v)."""
 
-    def loss(params, batch, mask, key):
-        squares = (params["x"] - batch["v"]) ** 2 / 2
-        return jnp.where(mask, squares, 0.0).sum() / mask.sum()
+    def rows(params, batch):
+        return {"loss": (params["x"] - batch["v"]) ** 2 / 2}
 
-    def metrics(params, batch, mask):
-        return {"loss": (loss(params, batch, mask, None) * mask.sum(), mask.sum())}
-
-    return ccfl.Task(lambda key: {"x": jax.random.normal(key)}, loss, metrics)
+    return task_of(lambda key: {"x": jax.random.normal(key)}, rows)
 
 
 def side_by_side(task, servers):
@@ -163,14 +144,27 @@ def counting(round_fn):
     return counted, traces
 
 
+def run_pieces(round_fn, state, pieces):
+    """The states before the first of the pieces (schedule, data) and after each; all the infos."""
+    states, infos = [state], []
+    for piece, data in pieces:
+        state, info = ccfl.run_rounds(round_fn, states[-1], piece, data)
+        states.append(state)
+        infos.append(info)
+    return states, jax.tree.map(lambda *a: np.concatenate(a), *infos)
+
+
+def cut(schedule, ends, data):
+    """The pieces of a schedule between these rounds."""
+    return [(schedule.rounds(start, stop), data) for start, stop in pairwise(ends)]
+
+
 def drawn_batches(state_key, t, client, visit, size, batch_size, work, unit="epochs"):
     """The row positions of one visit, batch by batch, as the engine promises to draw them."""
     steps = int(work) * (math.ceil(size / batch_size) if unit == "epochs" else 1)
     place = jnp.array([t, client, visit], jnp.int32)
-    positions, mask = _draw(
-        state_key, place, jnp.int32(size), batch_size, unit, steps + -steps % 64
-    )
-    positions, mask = np.asarray(positions), np.asarray(mask)
+    drawn = _draw(state_key, place, jnp.int32(size), batch_size, unit, steps + -steps % 64)
+    positions, mask = map(np.asarray, drawn)
     return [positions[k][mask[k]] for k in range(steps)]
 
 
@@ -208,10 +202,10 @@ def assert_trees_equal(found, expected):
 
 
 def _leaves(tree):
+    def numbers(leaf):
+        is_key = jnp.issubdtype(getattr(leaf, "dtype", float), jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
     leaves = jax.tree.leaves(tree)
     assert leaves
-    return [jax.random.key_data(a) if _is_key(a) else np.asarray(a) for a in leaves]
-
-
-def _is_key(leaf):
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return map(numbers, leaves)

@@ -58,13 +58,12 @@ def test_short_floats_are_added_in_float32():
     assert float(total["w"]) == 3000
 
 
-@given(
-    st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans()), min_size=1, max_size=20),
-    st.sampled_from([1, 3, 20]),
-)
+SLOTS = st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans())
+
+
+@given(st.lists(SLOTS, min_size=1, max_size=20), st.sampled_from([1, 3, 20]))
 def test_equals_numpy_on_any_mask_and_grouping(slots, lanes):
-    values, counted = np.array([v for v, _ in slots]), np.array([c for _, c in slots])
+    values, counted = map(np.array, zip(*slots, strict=True))
     expected = values[counted].mean() if counted.any() else 0.0
-    np.testing.assert_allclose(
-        combine(values[:, None], counted, lanes), [expected], rtol=1e-5, atol=1e-3
-    )
+    found = combine(values[:, None], counted, lanes)
+    np.testing.assert_allclose(found, [expected], rtol=1e-5, atol=1e-3)

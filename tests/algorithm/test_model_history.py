@@ -22,9 +22,8 @@ def model(t):
 def test_reads_what_a_list_of_all_models_holds(length, rounds):
     ring, models = model_history.init(model(0), length), [model(0)]
     for t in range(rounds):
-        slot = model_history.ring_slot(jnp.int32(t + 1), length)
-        ring = write(ring, slot, model(t + 1), t + 1)
         models.append(model(t + 1))
+        ring = write(ring, model_history.ring_slot(jnp.int32(t + 1), length), models[-1], t + 1)
     for slot, version in enumerate(ring.version.tolist()):
         assert version == max((t for t in range(rounds + 1) if t % length == slot), default=-1)
     for s in range(min(rounds, length - 1) + 1):
@@ -34,10 +33,9 @@ def test_reads_what_a_list_of_all_models_holds(length, rounds):
 
 def test_keeps_dtypes_and_length():
     ring = model_history.init({"w": jnp.ones(3, jnp.bfloat16)}, 4)
-    assert model_history.length(ring) == 4
     ring = model_history.write(ring, jnp.int32(1), {"w": jnp.zeros(3, jnp.bfloat16)}, 1)
-    assert ring.models["w"].dtype == jnp.bfloat16
-    assert ring.models["w"].shape == (4, 3)
+    assert model_history.length(ring) == 4
+    assert ring.models["w"].dtype == jnp.bfloat16 and ring.models["w"].shape == (4, 3)
 
 
 def test_length_below_one_is_refused():
@@ -50,5 +48,4 @@ def test_a_slot_past_the_last_takes_nothing(slot):
     kept = model_history.init(model(5), 3)
     for k in (1, 2):
         kept = write(kept, jnp.int32(k), model(5 + k), k)
-    after = write(kept, jnp.int32(slot), model(9), 9)
-    assert_trees_equal(after, kept)
+    assert_trees_equal(write(kept, jnp.int32(slot), model(9), 9), kept)

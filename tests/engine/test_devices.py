@@ -2,20 +2,20 @@
 
 import jax
 import numpy as np
+import problems
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from problems import assert_trees_close, counting, mesh_of, points_task, values_of
 
 import ccfl_jax as ccfl
 
 SIZES = (6, 4, 9, 15, 3, 31, 8, 1, 12, 5)
-DATA = values_of(*(np.random.default_rng(size).normal(size=size) for size in SIZES))
+DATA = problems.values_of(*(np.random.default_rng(size).normal(size=size) for size in SIZES))
 SCHEDULE = ccfl.random_schedule(2, 8, len(SIZES), len(SIZES), max_delay=3)
 SCHEDULE.present[:] = np.random.default_rng(0).random(SCHEDULE.present.shape) < 0.8
 
 
 def simulation(**where):
-    return ccfl.simulation(points_task(), ccfl.cc_fedams(0.1), 0.1, batch_size=4, **where)
+    return ccfl.simulation(problems.points_task(), ccfl.cc_fedams(0.1), 0.1, 4, **where)
 
 
 ALONE = simulation()
@@ -34,14 +34,10 @@ def test_any_clients_on_any_devices(slots, devices, lanes):
     """
     present = SCHEDULE.present & (np.arange(len(SIZES)) < slots)
     alone, info = ccfl.run_rounds(ALONE.round, START, SCHEDULE.replace(present=present), DATA)
-    mesh, infos, compiled = mesh_of(devices), [], []
-    round_fn, traces = counting(simulation(lanes=lanes, mesh=mesh).round)
+    mesh = problems.mesh_of(devices)
+    round_fn, traces = problems.counting(simulation(lanes=lanes, mesh=mesh).round)
     state, data = jax.device_put((START, DATA), NamedSharding(mesh, PartitionSpec()))
-    for start, stop in ((0, 3), (3, 4), (4, 8)):
-        piece = first_slots(SCHEDULE.rounds(start, stop), slots)
-        state, of_piece = ccfl.run_rounds(round_fn, state, piece, data)
-        infos.append(of_piece)
-        compiled.append(len(traces))
-    spread = state, jax.tree.map(lambda *a: np.concatenate(a), *infos)
-    assert_trees_close(spread, (alone, first_slots(info, slots)))
-    assert compiled[0] == compiled[-1]
+    pieces = problems.cut(first_slots(SCHEDULE, slots), (0, 3, 4, 8), data)
+    states, infos = problems.run_pieces(round_fn, state, pieces)
+    problems.assert_trees_close((states[-1], infos), (alone, first_slots(info, slots)))
+    assert len(traces) == 1

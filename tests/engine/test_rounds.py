@@ -6,30 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import problems
 import pytest
-from problems import (
-    assert_trees_close,
-    assert_trees_equal,
-    make_schedule,
-    one_row_data,
-    points_task,
-    quadratic_task,
-    slope_task,
-    softmax_task,
-    values_of,
-)
+from problems import assert_trees_close, assert_trees_equal, make_schedule
 from refusal import refused
 
 import ccfl_jax as ccfl
 
-SLOTS = 5
+SLOTS, POINTS, QUADRATIC = 5, problems.points_task(), problems.quadratic_task()
 VALUES = [np.random.default_rng(size).normal(size=size) for size in (6, 4, 9, 5, 30)]
 
 
 @cache
 def points(lanes):
     """CC-FedSGD of rate 1 on `VALUES`, batches of four, local rate 0.5."""
-    return ccfl.simulation(points_task(), ccfl.cc_fedsgd(1.0), optax.sgd(0.5), 4, lanes=lanes)
+    return ccfl.simulation(POINTS, ccfl.cc_fedsgd(1.0), optax.sgd(0.5), 4, lanes=lanes)
 
 
 def run_points(clients, work=1, present=True, staleness=0, lanes=1, values=VALUES):
@@ -38,44 +29,36 @@ def run_points(clients, work=1, present=True, staleness=0, lanes=1, values=VALUE
     empty = [(0, 0), (0, SLOTS - schedule.num_slots)]
     schedule = jax.tree.map(lambda a: np.pad(a, empty), schedule)
     start = points(lanes).init(jax.random.key(0), history_length=2)
-    return start, *ccfl.run_rounds(points(lanes).round, start, schedule, values_of(*values))
+    data = problems.values_of(*values)
+    return start, *ccfl.run_rounds(points(lanes).round, start, schedule, data)
 
 
-@cache
-def quadratic():
-    """x^2 / 2 from 1 with local rate 0.1, uploads as they are, server rate 1."""
-    task, server = quadratic_task(), ccfl.cc_fedsgd(1.0)
-    return ccfl.simulation(task, server, optax.sgd(0.1), 4, normalise="none")
+# Uploads as they are.
+PLAIN = ccfl.simulation(QUADRATIC, ccfl.cc_fedavg(), optax.sgd(0.1), 4, normalise="none")
 
 
-def run_quadratic(schedule, history_length=3, simulation=None):
-    simulation = simulation or quadratic()
+def run_two(schedule, history_length=3, simulation=PLAIN):
+    """Such rounds of two clients with a row each."""
     state = simulation.init(jax.random.key(0), history_length)
-    return ccfl.run_rounds(simulation.round, state, schedule, one_row_data(2))
+    return ccfl.run_rounds(simulation.round, state, schedule, problems.one_row_data(2))
 
 
 def test_deltas_are_taken_against_the_model_the_client_started_from():
-    """f = x^2/2, K = 1, rate 0.1, server rate 1, staleness 2: 1, .9, .8, .7, .61.
+    """f = x^2/2, K = 1, rate 0.1, server rate 1: x_{t+1} = x_t - 0.1 x_{t-s}, s = min(t, 2).
 
-    Staleness is min(t, 2): x_{t+1} = x_t - 0.1 x_{t-s}. Against the current model it would
-    be 1, .9, .9, .9, .81.
+    The last is 0.7 - 0.1 * 0.9. Against the current model it would be 1, .9, .9, .9, .81.
     """
-    stale = [0, 1, 2, 2]
-    schedule = make_schedule([[0, 1]] * 4, np.repeat(stale, 2).reshape(4, 2))
-    models = [1.0]
-    for t, s in enumerate(stale):
-        models.append(models[t] - 0.1 * models[t - s])
-    assert models == pytest.approx([1, 0.9, 0.8, 0.7, 0.61])
-    for rounds in range(1, 5):
-        state, _ = run_quadratic(schedule.rounds(0, rounds))
-        assert float(state.params["x"]) == pytest.approx(models[rounds], rel=1e-6)
+    schedule = make_schedule([[0, 1]] * 4, [[0, 0], [1, 1], [2, 2], [2, 2]])
+    for rounds, x in enumerate((1, 0.9, 0.8, 0.7, 0.61)):
+        state, _ = run_two(schedule.rounds(0, rounds))
+        assert float(state.params["x"]) == pytest.approx(x, rel=1e-6)
 
 
 def test_no_delay_is_the_synchronous_algorithm():
     """Staleness 0 with a long history equals a history of one model: here 0.9^work a round."""
     schedule = make_schedule([[0, 1]] * 6, work=np.repeat(np.arange(1, 7), 2).reshape(6, 2))
     for history_length in (1, 3):
-        state, _ = run_quadratic(schedule, history_length)
+        state, _ = run_two(schedule, history_length)
         assert float(state.params["x"]) == pytest.approx(0.9**21, rel=1e-5)
 
 
@@ -95,34 +78,24 @@ def test_a_diverging_client_leaves_the_others_alone(lanes):
     assert float(together.params["x"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_batch_order_does_not_depend_on_slot_cohort_or_lanes():
-    ends = [
-        run_points([clients], [works], lanes=lanes)[1].params
-        for clients, works, lanes in (
-            ([4], [2], 1),
-            ([0, 4], [0, 2], 1),
-            ([4, 2, 1], [2, 0, 0], 2),
-            ([1, 2, 4, 3], [0, 0, 2, 0], 2),
-        )
-    ]
-    for end in ends[1:]:
-        assert_trees_close(end, ends[0])
+@pytest.mark.parametrize(
+    ("clients", "work", "lanes"),
+    [([0, 4], [0, 2], 1), ([4, 2, 1], [2, 0, 0], 2), ([1, 2, 4, 3], [0, 0, 2, 0], 2)],
+)
+def test_batch_order_does_not_depend_on_slot_cohort_or_lanes(clients, work, lanes):
+    _, end, _ = run_points([clients], [work], lanes=lanes)
+    assert_trees_close(end.params, run_points([[4]], 2)[1].params)
 
 
 def test_a_client_in_two_slots_draws_two_orders_whatever_stands_between():
-    once, twice, absent, between, thrice = (
-        run_points([clients], present=[present])[1].params
-        for clients, present in (
-            ([4], [True]),
-            ([4, 4], [True, True]),
-            ([4, 4], [False, True]),  # an absent slot of the same client is no visit
-            ([4, 1, 4], [True, False, True]),
-            ([4, 1, 4, 4], [True, False, True, True]),
-        )
-    )
-    assert abs(once["x"] - twice["x"]) > 1e-3 and abs(thrice["x"] - twice["x"]) > 1e-4
-    assert_trees_close(absent, once)
-    assert_trees_close(between, twice)
+    def end(clients, present):
+        return run_points([clients], present=[present])[1].params["x"]
+
+    once, twice = end([4], [True]), end([4, 4], [True, True])
+    assert_trees_close(end([4, 4], [False, True]), once)  # an absent slot is no visit
+    assert_trees_close(end([4, 1, 4], [True, False, True]), twice)
+    thrice = end([4, 1, 4, 4], [True, False, True, True])
+    assert abs(once - twice) > 1e-3 and abs(thrice - twice) > 1e-4
 
 
 def test_rounds_draw_their_own_orders():
@@ -144,21 +117,20 @@ def test_info_reports_what_happened():
 
 def test_a_round_of_rejected_uploads_changes_no_bit():
     """Two rounds fill the moments; in the next two the local rate, and so every step, is inf."""
-    simulation = ccfl.simulation(
-        slope_task(), ccfl.cc_fedams(0.1), lambda t: jnp.where(t < 2, 0.1, jnp.inf)
-    )
-    schedule = make_schedule([[0, 1]] * 4)
-    before, _ = run_quadratic(schedule.rounds(0, 2), 1, simulation)
-    after, info = run_quadratic(schedule, 1, simulation)
+    task, schedule = problems.slope_task(), make_schedule([[0, 1]] * 4)
+    server = ccfl.cc_fedams(0.1)
+    simulation = ccfl.simulation(task, server, lambda t: jnp.where(t < 2, 0.1, jnp.inf))
+    before, _ = run_two(schedule.rounds(0, 2), 1, simulation)
+    after, info = run_two(schedule, 1, simulation)
     assert_trees_equal((after.params, after.server), (before.params, before.server))
     np.testing.assert_array_equal(info.rejected, [0, 0, 2, 2])
     assert before.params["x"] < 0
 
 
 def test_bfloat16_models_run():
-    task = quadratic_task()._replace(init=lambda key: {"x": jnp.ones((), jnp.bfloat16)})
+    task = QUADRATIC._replace(init=lambda key: {"x": jnp.ones((), jnp.bfloat16)})
     simulation = ccfl.simulation(task, ccfl.cc_fedams(0.1))
-    state, info = run_quadratic(make_schedule([[0, 1]] * 3), 1, simulation)
+    state, info = run_two(make_schedule([[0, 1]] * 3), 1, simulation)
     assert state.params["x"].dtype == jnp.bfloat16 and state.params["x"] < 1
     assert state.server[0].nu["x"].dtype == jnp.float32
     np.testing.assert_array_equal(info.participants, [2] * 3)
@@ -176,4 +148,4 @@ def test_bfloat16_models_run():
     ],
 )
 def test_build_round_refuses(arguments, message):
-    refused(message, ccfl.build_round, softmax_task(), ccfl.cc_fedavg(), **arguments)
+    refused(message, ccfl.build_round, POINTS, ccfl.cc_fedavg(), **arguments)

@@ -33,39 +33,33 @@ def pick(tree, k):
     return jax.tree.map(lambda a: a[k], tree)
 
 
-def alone(k, schedule=None, data=DATA):
+def alone(k, schedule, data=DATA):
     """Trial k as a run of its own."""
     round_fn, state = Partial(round_at, pick(NUMBERS, k)), pick(first_states(), k)
-    return ccfl.run_rounds(round_fn, state, schedule or SCHEDULES[k], data)
+    return ccfl.run_rounds(round_fn, state, schedule, data)
 
 
 @pytest.fixture(scope="module")
 def singles():
-    return [alone(k) for k in range(len(SEEDS))]
-
-
-COUNTED, TRACES = counting(round_at)
+    return [alone(k, schedule) for k, schedule in enumerate(SCHEDULES)]
 
 
 @pytest.mark.parametrize(
-    ("devices", "together", "donate"),
-    [(None, None, False), (None, 2, False), (4, 2, True)],
+    ("devices", "together", "donate"), [(None, None, False), (None, 2, False), (4, 2, True)]
 )
 def test_a_trial_is_the_single_run(singles, devices, together, donate):
     """In two pieces; other rates, seeds and pieces compile nothing."""
-    mesh, compiled = devices and mesh_of(devices), []
+    how, compiled = (devices and mesh_of(devices), together, donate), []
+    round_fn, traces = counting(round_at)
     for order in (np.arange(5), np.arange(5)[::-1]):
-        states, round_fn = pick(first_states(), order), Partial(COUNTED, pick(NUMBERS, order))
+        states, trial = pick(first_states(), order), Partial(round_fn, pick(NUMBERS, order))
         for piece in ((0, 4), (4, 7)):
             schedules = [SCHEDULES[k].rounds(*piece) for k in order]
-            states, infos = ccfl.run_trials(
-                round_fn, states, schedules, DATA, mesh, together, donate
-            )
-            compiled.append(len(TRACES))
+            states, infos = ccfl.run_trials(trial, states, schedules, DATA, *how)
+            compiled.append(len(traces))
         for place, k in enumerate(order):
             state, info = singles[k]
-            expected = state, jax.tree.map(lambda a: a[4:], info)
-            assert_trees_close(pick((states, infos), place), expected)
+            assert_trees_close(pick((states, infos), place), (state, pick(info, slice(4, None))))
     assert compiled == compiled[:1] * 4
 
 
@@ -84,7 +78,7 @@ def test_one_schedule_may_serve_all_trials_and_clients_may_differ():
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_diverging_trial_touches_no_other(singles, together):
     rate = np.where(np.arange(5) == 2, np.nan, RATES).astype(np.float32)
-    wild = Partial(COUNTED, NUMBERS | {"server_lr": rate})
+    wild = Partial(round_at, NUMBERS | {"server_lr": rate})
     found, _ = ccfl.run_trials(wild, first_states(), SCHEDULES, DATA, together=together)
     assert np.isnan(found.params["x"]).tolist() == [False, False, True, False, False]
     for k in (0, 1, 3, 4):
@@ -110,22 +104,16 @@ STALE = ccfl.random_schedule(0, 7, len(SIZES), 3, 6, 1, 3)
     ("changes", "message"),
     [
         ({"schedule": SCHEDULES[:4]}, "schedule: expected 5 trials, as in states, found 4"),
-        (
-            {"round_fn": Partial(round_at, pick(NUMBERS, slice(3)))},
-            "argument 0 of round_fn: expected 5 trials, as in states, found 3",
-        ),
+        ({"round_fn": Partial(round_at, pick(NUMBERS, slice(3)))},
+         "argument 0 of round_fn: expected 5 trials, as in states, found 3"),
         ({"data": LISTS}, "data: expected 5 trials, as in states, found 2"),
-        (
-            {"schedule": [SCHEDULES[0].rounds(0, 1), *SCHEDULES[1:]]},
-            "schedule: expected the same number of rounds in each trial, found [1, 7]",
-        ),
-        (
-            {"states": STATES._replace(round=STATES.round.at[1].set(1))},
-            "states: expected the same number of rounds in each trial, found [0, 1]",
-        ),
+        ({"schedule": [SCHEDULES[0].rounds(0, 1), *SCHEDULES[1:]]},
+         "schedule: expected the same number of rounds in each trial, found [1, 7]"),
+        ({"states": STATES._replace(round=STATES.round.at[1].set(1))},
+         "states: expected the same number of rounds in each trial, found [0, 1]"),
         ({"schedule": [*SCHEDULES[:4], STALE]}, "history_length: expected at least ..., found 3"),
     ],
-)
+)  # fmt: skip
 def test_trials_that_do_not_fit_are_refused(changes, message):
     usual = {"round_fn": Partial(round_at, NUMBERS), "states": STATES, "schedule": SCHEDULES}
     refused(message, ccfl.run_trials, **{**usual, "data": DATA, **changes})

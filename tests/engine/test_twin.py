@@ -3,16 +3,10 @@
 import jax
 import numpy as np
 import optax
+import problems
 import pytest
 import reference
-from problems import (
-    assert_trees_close,
-    drawn_batches,
-    federated,
-    side_by_side,
-    softmax_gradient,
-    softmax_task,
-)
+from problems import assert_trees_close, drawn_batches, federated, softmax_gradient, softmax_task
 
 import ccfl_jax as ccfl
 
@@ -21,17 +15,12 @@ ROUNDS, BATCH, LOCAL_LR, HISTORY = 30, 8, 0.1, 7
 RATES = {"sgd": 3.0, "avgm": 3.0, "adagrad": 0.1, "adam": 0.03, "ams": 0.03}
 
 
-def busy_schedule():
-    schedule = ccfl.random_schedule(5, ROUNDS, len(SIZES), buffer_size=4, max_delay=HISTORY - 1)
-    schedule.present[:] = np.random.default_rng(0).random(schedule.present.shape) < 0.7
-    schedule.present[9] = False  # a round with nobody at all
-    schedule.client[12, 1] = schedule.client[12, 0]  # one client in two slots of a round
-    schedule.present[12, :2] = True
-    schedule.work[15, 2], schedule.present[15, 2] = 0, True
-    return schedule
-
-
-SCHEDULE = busy_schedule()
+SCHEDULE = ccfl.random_schedule(5, ROUNDS, len(SIZES), buffer_size=4, max_delay=HISTORY - 1)
+SCHEDULE.present[:] = np.random.default_rng(0).random(SCHEDULE.present.shape) < 0.7
+SCHEDULE.present[9] = False  # a round with nobody at all
+SCHEDULE.client[12, 1] = SCHEDULE.client[12, 0]  # one client in two slots of a round
+SCHEDULE.present[12, :2] = True
+SCHEDULE.work[15, 2], SCHEDULE.present[15, 2] = 0, True
 
 
 def batches_of(key, unit):
@@ -52,12 +41,9 @@ def twin_of(rule, params, batches, arrays, lists, unit, normalise):
         return [lists[SCHEDULE.client[t, slot]][positions] for positions in batches[t, slot]]
 
     def divisor(t, slot):
-        if normalise == "none":
-            return 1.0
-        if normalise == "steps":
-            return len(batches[t, slot])
         work = SCHEDULE.work[t, slot]
-        return work if unit == "epochs" else work * BATCH / SIZES[SCHEDULE.client[t, slot]]
+        epochs = work if unit == "epochs" else work * BATCH / SIZES[SCHEDULE.client[t, slot]]
+        return {"none": 1.0, "steps": len(batches[t, slot]), "epochs": epochs}[normalise]
 
     def gradient(client, model, rows):
         return softmax_gradient(model, arrays["x"][rows].astype(np.float64), arrays["y"][rows])
@@ -72,7 +58,7 @@ def compare(rules, dtype, tolerance, unit="epochs", normalise="steps", lanes=Non
     """Every model of the history against the twin's, under each of the rules; the infos."""
     data, arrays, lists = federated(SIZES, dtype=np.dtype(dtype))
     servers = {rule: getattr(ccfl, f"cc_fed{rule}")(RATES[rule]) for rule in rules}
-    task, server = side_by_side(softmax_task(dtype), servers)
+    task, server = problems.side_by_side(softmax_task(dtype), servers)
     simulation = ccfl.simulation(
         task, server, optax.sgd(LOCAL_LR), BATCH, work_unit=unit, normalise=normalise, lanes=lanes
     )
@@ -92,12 +78,10 @@ def compare(rules, dtype, tolerance, unit="epochs", normalise="steps", lanes=Non
 def test_all_rules_in_float64(x64):
     """In fewer slots than there are lanes."""
     info = compare(RATES, "float64", 1e-9, lanes=9)
-    present, work, client = SCHEDULE.present, SCHEDULE.work, SCHEDULE.client
-    np.testing.assert_array_equal(info.participants, (present & (work > 0)).sum(axis=1))
-    steps = work * np.ceil(np.array(SIZES)[client] / BATCH)
-    np.testing.assert_array_equal(info.steps, np.where(present, steps, 0))
-    samples = work * np.array(SIZES)[client]
-    np.testing.assert_array_equal(info.samples, np.where(present, samples, 0))
+    work, size = np.where(SCHEDULE.present, SCHEDULE.work, 0), np.array(SIZES)[SCHEDULE.client]
+    np.testing.assert_array_equal(info.participants, (work > 0).sum(axis=1))
+    np.testing.assert_array_equal(info.steps, work * np.ceil(size / BATCH))
+    np.testing.assert_array_equal(info.samples, work * size)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +100,7 @@ def test_one_client_and_server_rate_one_is_plain_sgd():
     schedule = ccfl.random_schedule(0, 6, 1, buffer_size=1, max_delay=0)
     state = method.init(jax.random.key(4))
     end, _ = ccfl.run_rounds(method.round, state, schedule, data)
-    model = {name: np.asarray(a, np.float64) for name, a in state.params.items()}
+    model = jax.tree.map(np.float64, state.params)
     for t in range(6):
         for positions in drawn_batches(state.key, t, 0, 0, 11, BATCH, schedule.work[t, 0]):
             x, y = (arrays[name][lists[0][positions]] for name in "xy")

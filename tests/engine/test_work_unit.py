@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import make_schedule, slope_task, values_of
+from problems import make_schedule, run_pieces, slope_task, values_of
 from refusal import refused
 
 import ccfl_jax as ccfl
@@ -16,7 +16,7 @@ SIZES, BATCH = [9, 4, 7], 4
 WORK = np.array([[1, 2], [3, 1], [2, 2], [1, 3]])
 CLIENT = np.array([[0, 1], [2, 0], [1, 2], [0, 2]])
 PER_EPOCH = -(-np.array(SIZES) // BATCH)
-STEPS = {"steps": WORK, "epochs": WORK * PER_EPOCH[CLIENT], None: WORK * PER_EPOCH[CLIENT]}
+STEPS = {"steps": WORK, "epochs": WORK * PER_EPOCH[CLIENT]}
 TASK, SERVER = slope_task(), ccfl.cc_fedsgd(1.0)
 DATA = values_of(*(np.zeros(size) for size in SIZES))
 
@@ -32,11 +32,8 @@ def round_in(unit):
 
 def steps_of(*pieces, unit=None):
     """The local steps of every slot, `[rounds, slots]`."""
-    state, found = ccfl.init_state(TASK, SERVER, jax.random.key(0), 8), []
-    for piece, data in pieces:
-        state, info = ccfl.run_rounds(round_in(unit), state, piece, data)
-        found.append(info.steps)
-    return np.concatenate(found)
+    state = ccfl.init_state(TASK, SERVER, jax.random.key(0), 8)
+    return run_pieces(round_in(unit), state, pieces)[1].steps
 
 
 def saved(schedule, folder):
@@ -60,18 +57,12 @@ def test_the_schedules_unit_decides(way, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("own", "of_round", "expected"),
-    [
-        (None, None, "epochs"),
-        ("epochs", None, "epochs"),
-        (None, "steps", "steps"),
-        (None, "epochs", "epochs"),
-        ("steps", "steps", "steps"),
-    ],
+    ("own", "of_round"),
+    [(None, None), ("epochs", None), (None, "steps"), (None, "epochs"), ("steps", "steps")],
 )
-def test_the_unit_is_the_schedules_else_the_rounds_else_epochs(own, of_round, expected):
+def test_the_unit_is_the_schedules_else_the_rounds_else_epochs(own, of_round):
     found = steps_of((schedule_in(own), DATA), unit=of_round)
-    np.testing.assert_array_equal(found, STEPS[expected])
+    np.testing.assert_array_equal(found, STEPS[own or of_round or "epochs"])
 
 
 @pytest.mark.parametrize(("of_round", "own"), [("steps", "epochs"), ("epochs", "steps")])
