@@ -109,12 +109,9 @@ def test_mc_08_a_spoilt_compilation_cache_stops_no_run(tmp_path):
 def test_mc_10_a_history_costs_its_models_and_little_more():
     """50 models of a million float32 are 200 MB; a round takes less than a fifth besides."""
     task = ccfl.Task(
-        init=lambda key: {"x": jnp.zeros(1_000_000)},
-        loss=lambda params, batch, mask, key: (params["x"] ** 2).sum(),
-        metrics=lambda params, batch, mask: {},
+        lambda key: jnp.zeros(1_000_000), lambda params, *_: (params**2).sum(), lambda *_: {}
     )
-    server = ccfl.cc_fedavg()
-    data = one_row_data()
+    server, data = ccfl.cc_fedavg(), one_row_data()
     state = jax.eval_shape(lambda: ccfl.init_state(task, server, jax.random.key(0), 50))
     assert sum(4 * leaf.size for leaf in jax.tree.leaves(state.history.models)) == 200_000_000
     row = ccfl.Schedule(*(np.zeros(1, np.int32) for _ in range(3)), np.ones(1, bool))
