@@ -32,13 +32,15 @@ def resumed(tmp_path_factory):
     server = ccfl.cc_fedadam(lambda count: 0.1 * (count + 1.0))
     round_fn = ccfl.build_round(one_number.TASK, server, 1.0, one_number.BATCH)
     data, schedule = one_number.data_of(rows(b=1.0), rows()), rounds([[0], [0], [0], [1]])
-    state, places = one_number.start(server=server), [1.0]
+    # On its device, as a restored state is: both run the same program.
+    start = state = jax.device_put(one_number.start(server=server), jax.devices()[0])
+    places = [1.0]
     for t in range(4):
         if t == 3:
             kept = checkpoints.open_checkpoints(folder)
             checkpoints.save(kept, state)
             checkpoints.close(kept)
-            state = restored(folder, one_number.start(server=server))
+            state = restored(folder, start)
         state, _ = ccfl.run_rounds(round_fn, state, schedule.rounds(t, t + 1), data)
         places.append(float(state.params["x"]))
     return np.array(places), state
