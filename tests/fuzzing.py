@@ -38,16 +38,11 @@ MEMORY = 512 * 2**20
 SECONDS = 60
 
 
-def feed(check, examples, share, *inputs):
-    """Calls `check` with a share of so many examples, drawn from `inputs`."""
-    how = settings(
-        max_examples=math.ceil(examples * share),
-        deadline=None,
-        derandomize=share <= 1,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    how(given(*inputs)(check))()
+def feed(check, examples, share, cases):
+    """Calls `check` with a share of so many examples, drawn from `cases`."""
+    own = {"max_examples": math.ceil(examples * share), "derandomize": share <= 1}
+    how = settings(**own, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    how(given(cases)(check))()
 
 
 @contextlib.contextmanager
@@ -108,28 +103,41 @@ def legal_config(config):
 # How files are damaged.
 
 NUMBERS = [0, 1, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
+TEXT = st.text(max_size=5)
+LEAF = st.one_of(
+    st.none(), st.booleans(), st.floats(), TEXT, st.integers(-(10**400), 10**400),
+    st.sampled_from(["a\nb", "\x1b[2J", "../x", "round", "finished", "nan", "9" * 5000, *NUMBERS]),
+)  # fmt: skip
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.sampled_from(NUMBERS)
-    | st.integers(-(10**400), 10**400)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.sampled_from(["a\nb", "\x1b[2J", "../x", "round", "finished", "nan", "9" * 5000]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=4,
+    LEAF, lambda x: st.lists(x, max_size=3) | st.dictionaries(TEXT, x, max_size=3), max_leaves=4
 )
-
-
 # Strategies that are drawn from often are made once: that halves the time.
-EDITS = ["cut", "flip", "number", "insert", "remove", "zero", "repeat", "swap", "noise"]
-EDIT, PLACE = st.sampled_from(EDITS), st.sampled_from(["any", "head", "some"])
-COUNT, LENGTH = st.sampled_from([1, 1, 1, 2, 4]), st.sampled_from([1, 2, 4, 16, 100])
-NUMBER, SIZE = st.sampled_from(NUMBERS), st.sampled_from([1, 2, 4, 8])
-ORDER, TIMES_OVER = st.sampled_from(["little", "big"]), st.sampled_from([2, 3, 500])
-SHORT, LONG_NOISE = st.binary(max_size=8), st.binary(max_size=200)
+PLACE, COUNT = st.sampled_from(["any", "head", "some"]), st.sampled_from([1, 1, 1, 2, 4])
+LENGTH, TIMES_OVER = st.sampled_from([1, 2, 4, 16, 100]), st.sampled_from([2, 3, 500])
+SHORT, LONG_NOISE, BIT = st.binary(max_size=8), st.binary(max_size=200), st.integers(0, 7)
+NUMBER = st.builds(
+    lambda number, size, order: (number % 2 ** (8 * size)).to_bytes(size, order),
+    st.sampled_from(NUMBERS), st.sampled_from([1, 2, 4, 8]), st.sampled_from(["little", "big"]),
+)  # fmt: skip
+
+
+def swapped(part, after, start):
+    return after[start : start + len(part)] + after[:start] + part + after[start + len(part) :]
+
+
+# What stands instead of `a + b + c` once its part `b` is edited.
+EDITS = {
+    "cut": lambda draw, a, b, c: a,
+    "flip": lambda draw, a, b, c: a + bytes(x ^ 1 << draw(BIT) for x in b[:1]) + b[1:] + c,
+    "number": lambda draw, a, b, c: a + (new := draw(NUMBER)) + (b + c)[len(new) :],
+    "insert": lambda draw, a, b, c: a + draw(SHORT) + b + c,
+    "remove": lambda draw, a, b, c: a + c,
+    "zero": lambda draw, a, b, c: a + bytes(len(b)) + c,
+    "repeat": lambda draw, a, b, c: a + b * draw(TIMES_OVER) + c,
+    "swap": lambda draw, a, b, c: a + swapped(b, c, draw(st.integers(0, len(c)))),
+    "noise": lambda draw, a, b, c: a + draw(LONG_NOISE),
+}
+EDIT = st.sampled_from([*EDITS.values()])
 
 
 def place(draw, data):
@@ -147,35 +155,8 @@ def damaged(draw, data):
     for _ in range(draw(COUNT)):
         at = place(draw, data)
         to = min(at + draw(LENGTH), len(data))
-        data = edited(draw, data[:at], data[at:to], data[to:])
+        data = draw(EDIT)(draw, data[:at], data[at:to], data[to:])
     return data
-
-
-def edited(draw, before, part, after):
-    """`before + part + after` with one edit of `part`."""
-    kind = draw(EDIT)
-    if kind == "cut":
-        return before
-    if kind == "noise":
-        return before + draw(LONG_NOISE)
-    if kind == "insert":
-        return before + draw(SHORT) + part + after
-    if kind == "remove":
-        return before + after
-    if kind == "zero":
-        return before + bytes(len(part)) + after
-    if kind == "repeat":
-        return before + part * draw(TIMES_OVER) + after
-    if kind == "number":
-        number, size, order = draw(NUMBER), draw(SIZE), draw(ORDER)
-        new = (number % 2 ** (8 * size)).to_bytes(size, order)
-        return before + new + (part + after)[size:]
-    if kind == "swap":
-        start = draw(st.integers(0, len(after)))
-        other, rest = after[start : start + len(part)], after[start + len(part) :]
-        return before + other + after[:start] + part + rest
-    bit = draw(st.integers(0, 7))
-    return before + bytes(byte ^ 1 << bit for byte in part[:1]) + part[1:] + after
 
 
 @st.composite
@@ -197,7 +178,7 @@ def rewritten(draw, data):
         elif draw(st.booleans()):
             del parent[key]
         elif isinstance(parent, dict):
-            parent[draw(st.text(max_size=5) | st.sampled_from(["a\nb", "\x1b"]))] = draw(JSON)
+            parent[draw(TEXT | st.sampled_from(["a\nb", "\x1b"]))] = draw(JSON)
         if not isinstance(tree, dict | list):
             break
     lines[number] = json.dumps(tree)
@@ -255,8 +236,4 @@ def check_reader(reader, folder, share):
     files = sorted(reader.files, key=lambda file: len(reader.files[file]))
     files = st.sampled_from([*files, *[files[-1]] * len(files)])
     cases = files.flatmap(lambda file: st.tuples(st.just(file), damage(reader.files[file])))
-
-    def check(case):
-        attempt(reader, folder, *case)
-
-    feed(check, reader.examples, share, cases)
+    feed(lambda case: attempt(reader, folder, *case), reader.examples, share, cases)

@@ -1,10 +1,10 @@
 """Small random traces in each format that `traces` reads.
 
-A function writes a file, the same for the same seed, and returns what it holds.
+A function writes a file that the reader of that name reads, the same for the same seed, and
+returns what it holds.
 """
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from pickle import dumps  # noqa: S403, which only writes
 
@@ -16,21 +16,17 @@ HOUR, DAY = 3600, 86400
 
 
 def write_fedscale(path, seed, num_clients):
-    """What `traces.read_fedscale_availability` reads."""
     trace = draw_windows(seed, num_clients)
     devices = {
-        client + 1: {"inactive": stop, "finish_time": period, "active": start, "model": "a"}
-        for client, (start, stop, period) in enumerate(by_client(trace))
+        number: {"inactive": stop, "finish_time": period, "active": start, "model": "a"}
+        for number, (start, stop, period) in enumerate(by_client(trace), 1)
     }
     Path(path).write_bytes(dumps(devices, 4))
     return trace
 
 
 def write_capacity(path, seed, num_clients):
-    """What `traces.read_fedscale_capacity` reads: milliseconds a sample and kilobits a second.
-
-    Both are log-normal, with medians of 40 and 5000.
-    """
+    """Milliseconds a sample and kilobits a second, log-normal with medians of 40 and 5000."""
     rng = np.random.default_rng(seed)
     computation, communication = np.exp(rng.normal(size=(2, num_clients))) * [[40.0], [5000.0]]
     pairs = zip(computation.tolist(), communication.tolist(), strict=True)
@@ -40,7 +36,6 @@ def write_capacity(path, seed, num_clients):
 
 
 def write_flash(path, seed, num_clients):
-    """What `traces.read_flash` reads."""
     trace = draw_windows(seed, num_clients)
     ends = ("screen_unlock", "battery_charged_off", "4G", "Unknown")
     users = {}
@@ -58,7 +53,6 @@ def write_flash(path, seed, num_clients):
 
 
 def write_csv(path, seed, num_clients):
-    """What `traces.read_windows_csv` reads."""
     trace = draw_windows(seed, num_clients)
     rows = zip(*(column.tolist() for column in columns(trace)), strict=True)
     lines = [Windows._fields, *(map(repr, row) for row in rows)]
@@ -67,10 +61,9 @@ def write_csv(path, seed, num_clients):
 
 
 def write_npz(path, seed, num_clients):
-    """What `traces.read_windows_npz` reads."""
     trace = draw_windows(seed, num_clients)
     with open(path, "wb") as file:
-        np.savez_compressed(file, **dict(zip(Windows._fields, columns(trace), strict=True)))
+        np.savez_compressed(file, **Windows(*columns(trace))._asdict())
     return trace
 
 
@@ -89,13 +82,9 @@ def draw_windows(seed, num_clients):
 
 def by_client(trace):
     """Each client's starts, stops and period, as whole numbers."""
-    edges = np.searchsorted(trace.client, np.arange(len(trace.period) + 1))
-    for (a, b), period in zip(pairwise(edges), trace.period, strict=True):
-        yield (
-            trace.start[a:b].astype(int).tolist(),
-            trace.stop[a:b].astype(int).tolist(),
-            int(period),
-        )
+    for client, period in enumerate(trace.period):
+        times = np.array([trace.start, trace.stop])[:, trace.client == client]
+        yield *times.astype(int).tolist(), int(period)
 
 
 def columns(trace):

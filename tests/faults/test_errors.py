@@ -18,7 +18,6 @@ from ccfl_jax.data.readers import tfds
 from ccfl_jax.models import Logistic
 from ccfl_jax.runs import metrics, run_config
 from experiments import train
-from experiments.benchmarks import peerbench
 from experiments.config import run_flags
 from experiments.config.run_flags import RUN
 from experiments.corpora import apt_lists
@@ -30,8 +29,9 @@ UNKNOWN = "expected a flag that --help names, found an unknown one"
 
 def complaint(capsys, command, *args):
     """What a command says when it refuses: one line, and nothing was done."""
-    name, *words = command.split()
-    main = importlib.import_module(f"experiments.{name}").main
+    module, *words = command.split()
+    name = module.split(".")[-1]
+    main = importlib.import_module(f"experiments.{module}").main
     assert main([name, *words, *map(str, args)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith(f"{name}: ")
@@ -41,20 +41,15 @@ def complaint(capsys, command, *args):
 @pytest.mark.parametrize(
     ("command", "near"),
     [
-        ("train --sever_lr=1", "server_lr"),
-        ("sweep --vari=seed=0,1", "vary"),
-        ("sweep --bach_size=1", "batch_size"),
-        ("reproduce fig3_beta --sever_lr=1", "server_lr"),
-        ("reproduce fig3_beta --sees=2", "seeds"),
-        ("reproduce fig3_beta --noprogres", "progress"),
-        ("bench --lane 3", "lanes"),
-        ("plot runs/a --ot=a.png", "out"),
-        ("accelerator --minute=1", "minutes"),
-        ("debian_corpus --outdir=a", "out_dir"),
+        ("train --sever_lr=1", "server_lr"), ("sweep --vari=seed=0,1", "vary"),
+        ("sweep --bach_size=1", "batch_size"), ("reproduce fig3_beta --sever_lr=1", "server_lr"),
+        ("reproduce fig3_beta --sees=2", "seeds"), ("reproduce fig3_beta --noprogres", "progress"),
+        ("bench --lane 3", "lanes"), ("plot runs/a --ot=a.png", "out"),
+        ("accelerator --minute=1", "minutes"), ("debian_corpus --outdir=a", "out_dir"),
         ("schedule --avalability=always", "availability"),
         ("schedule --bach_size=1", "batch_size"),
     ],
-)
+)  # fmt: skip
 def test_a_misspelt_flag_is_answered_with_the_nearest(capsys, command, near):
     (misspelt,) = re.findall(r"--\w+", command)
     assert complaint(capsys, command) == f"{misspelt}: {UNKNOWN}; did you mean --{near}?"
@@ -72,6 +67,8 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys, command, near):
         ("bench --seconds=nan", "--seconds: expected a number > 0, at most 3.4e38, found nan"),
         ("accelerator --seconds=soon", "--seconds: expected a number > 0, ..., found 'soon'"),
         ("debian_corpus --out_dir=a --fetch=a b", "--fetch: expected without FILE, found with 'b'"),
+        ("benchmarks.peerbench --peers=none",
+         "--peers: expected the workload's folder, found no common.py in none"),
         ("reproduce --rounds=2", "NAME: expected at least one, found none"),
         ("reproduce fig3_beta word", "NAME: expected one name, found 'fig3_beta word'"),
         ("train --dataset=stackoverflow --model=tags --server_lr=1",
@@ -108,17 +105,9 @@ def test_lists_that_apt_does_not_bring(capsys, tmp_path, monkeypatch):
     keyring.touch()
     done = SimpleNamespace(returncode=100, stderr="E: no\nnetwork\n")
     monkeypatch.setattr(apt_lists.subprocess, "run", lambda *_, **__: done)
-    assert (
-        complaint(capsys, *args)
-        == "--fetch=bookworm: expected apt-get update to succeed, found E: no network"
-    )
+    expected = "--fetch=bookworm: expected apt-get update to succeed, found E: no network"
+    assert complaint(capsys, *args) == expected
     assert not (tmp_path / "out").exists()
-
-
-def test_a_benchmark_without_its_peers(capsys, tmp_path):
-    assert peerbench.main(["peerbench", f"--peers={tmp_path}"]) == 2
-    expected = f"--peers: expected the workload's folder, found no common.py in {tmp_path}\n"
-    assert capsys.readouterr().err == f"peerbench: {expected}"
 
 
 def test_help_is_short_and_has_each_section_once(capsys):

@@ -32,11 +32,9 @@ def test_pt_07_a_number_is_the_same_client_in_data_and_schedule():
         assert data.client(client)["abc"].tolist() == [[0, client, 0]]
         end, _ = run(clients, rounds([[client]]))
         assert 1 - end == client
-    for client, message in (
-        (11, "schedule: expected clients 0 to 10, found 11"),
-        (-1, "client: expected 0 to 2147483647, found -1 to 0"),
-    ):
-        refused(message, run, clients, rounds([[client]]))
+    refused("schedule: expected clients 0 to 10, found 11", run, clients, rounds([[11]]))
+    refused("client: expected 0 to 2147483647, found -1 to 0", run, clients, rounds([[-1]]))
+    for client in (-1, 11):
         message = f"client: expected an integer from 0 to 10, found {client}"
         refused(message, data.client, client, kind=IndexError)
 
@@ -51,10 +49,7 @@ def test_lt_06_a_lane_that_blows_up_leaves_the_others_alone():
 
 @pytest.mark.parametrize(
     ("optimiser", "lanes"),
-    [
-        pytest.param(optax.sgd, 2, id="optimiser"),
-        pytest.param(lambda rate: rate, 1, id="rate", marks=pytest.mark.slow),
-    ],
+    [(optax.sgd, 2), pytest.param(lambda rate: rate, 1, marks=pytest.mark.slow)],
 )
 def test_lt_08_a_local_schedule_follows_the_round(optimiser, lanes):
     """Rate 0.1 / 2^t, gradient 1, K = 1, there in rounds 0 and 2: 0.1 and 0.025, not 0.05."""
@@ -94,8 +89,7 @@ def test_lt_13_an_epoch_is_all_of_its_batches():
 
 def test_as_07_staleness_is_no_weight():
     """Five uploads of 1, of staleness 0 to 4: 1. With (1 + s)^-1/2 over the count, 0.646334."""
-    there = [[False] * 5] * 4 + [[True] * 5]
-    staleness = [[0] * 5] * 4 + [[0, 1, 2, 3, 4]]
+    there, staleness = [[False] * 5] * 4 + [[True] * 5], [[0] * 5] * 4 + [[0, 1, 2, 3, 4]]
     end, _ = run([rows(b=1.0)] * 5, rounds([range(5)] * 5, staleness, present=there))
     assert 1 - end == pytest.approx(1.0, rel=1e-6)
 
@@ -111,12 +105,8 @@ def test_as_08_staleness_is_counted_from_the_download():
 @pytest.mark.parametrize("lands", [True, False])
 def test_as_10_an_upload_that_never_lands_is_dropped_and_not_counted(lands):
     """Client 1 downloads x_1 and is due in round 3, beside client 0, who is always there."""
-    schedule = rounds(
-        [[0, 1]] * 4,
-        staleness=[[0, 0]] * 3 + [[0, 2]],
-        present=[[True, False]] * 3 + [[True, lands]],
-    )
-    end, info = run([rows(a=0.1), rows(a=0.1)], schedule)
+    present, staleness = [[True, False]] * 3 + [[True, lands]], [[0, 0]] * 3 + [[0, 2]]
+    end, info = run([rows(a=0.1)] * 2, rounds([[0, 1]] * 4, staleness, present=present))
     x_1, x_3 = 0.9, 0.9**3
     mean = (x_3 + x_1) / 2 if lands else x_3
     assert end == pytest.approx(x_3 - 0.1 * mean, rel=1e-6)

@@ -46,10 +46,8 @@ def test_pt_10_a_run_says_how_many_clients_have_too_few_samples(tmp_path):
     words, tags = [f"w{k}" for k in range(10_000)], [f"t{k}" for k in range(500)]
     examples = [
         stackoverflow_files.Example(split, client, words[:5], words, tags)
-        for client in range(6)
-        for split in ("train", "test")
-        for _ in range(min(client + 1, 4))
-    ]
+        for client in range(6) for split in ("train", "test") for _ in range(min(client + 1, 4))
+    ]  # fmt: skip
     stackoverflow_files.write(tmp_path / "corpus", examples)
     asked = ["--dataset=stackoverflow", "--model=tags", "--partition=natural", "--rounds=1"]
     asked += ["--num_clients=3", "--buffer_size=2", "--min_examples=3", "--server_lr=1"]
@@ -80,10 +78,9 @@ def test_ds_03_one_byte_changed_in_a_compressed_file_is_found(tmp_path):
 
 def test_ds_07_no_test_sample_is_in_a_clients_hands(monkeypatch):
     """Samples are their own numbers; a run's clients share out the training part and no other."""
-    ids = np.arange(500, dtype=np.float32).reshape(500, 1, 1, 1)
-    labels = np.arange(500, dtype=np.int32) % 10
-    is_test = np.arange(500) % 5 == 0
-    both = [{"x": ids[one], "y": labels[one]} for one in (~is_test, is_test)]
+    ids = np.arange(500)
+    split = (ids[ids % 5 != 0], ids[ids % 5 == 0])
+    both = [{"x": own.astype("f")[:, None, None, None], "y": own % 10} for own in split]
     monkeypatch.setattr(ccfl, "load_dataset", lambda name, data_dir: tuple(both))
     args = ["x", "--dataset=digits", "--model=logistic", "--num_clients=12", "--server_lr=1"]
     for partition in ("iid", "dirichlet", "dirichlet_client"):
@@ -91,5 +88,5 @@ def test_ds_07_no_test_sample_is_in_a_clients_hands(monkeypatch):
         own, test, _ = parts.load(*parts.source(config))
         data = ccfl.FederatedData.from_offsets(own, *parts.owners(config, own))
         held = np.concatenate([data.client(client)["x"].ravel() for client in range(12)])
-        assert sorted(held) == np.flatnonzero(~is_test).tolist()
+        assert sorted(held) == split[0].tolist()
         assert not set(held) & set(test["x"].ravel())

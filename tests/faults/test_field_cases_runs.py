@@ -32,13 +32,15 @@ def resumed(tmp_path_factory):
     server = ccfl.cc_fedadam(lambda count: 0.1 * (count + 1.0))
     round_fn = ccfl.build_round(one_number.TASK, server, 1.0, one_number.BATCH)
     data, schedule = one_number.data_of(rows(b=1.0), rows()), rounds([[0], [0], [0], [1]])
-    state, places = one_number.start(server=server), [1.0]
+    # On its device, as a restored state is: both run the same program.
+    start = state = jax.device_put(one_number.start(server=server), jax.devices()[0])
+    places = [1.0]
     for t in range(4):
         if t == 3:
             kept = checkpoints.open_checkpoints(folder)
             checkpoints.save(kept, state)
             checkpoints.close(kept)
-            state = restored(folder, one_number.start(server=server))
+            state = restored(folder, start)
         state, _ = ccfl.run_rounds(round_fn, state, schedule.rounds(t, t + 1), data)
         places.append(float(state.params["x"]))
     return np.array(places), state
@@ -109,12 +111,9 @@ def test_mc_08_a_spoilt_compilation_cache_stops_no_run(tmp_path):
 def test_mc_10_a_history_costs_its_models_and_little_more():
     """50 models of a million float32 are 200 MB; a round takes less than a fifth besides."""
     task = ccfl.Task(
-        init=lambda key: {"x": jnp.zeros(1_000_000)},
-        loss=lambda params, batch, mask, key: (params["x"] ** 2).sum(),
-        metrics=lambda params, batch, mask: {},
+        lambda key: jnp.zeros(1_000_000), lambda params, *_: (params**2).sum(), lambda *_: {}
     )
-    server = ccfl.cc_fedavg()
-    data = one_row_data()
+    server, data = ccfl.cc_fedavg(), one_row_data()
     state = jax.eval_shape(lambda: ccfl.init_state(task, server, jax.random.key(0), 50))
     assert sum(4 * leaf.size for leaf in jax.tree.leaves(state.history.models)) == 200_000_000
     row = ccfl.Schedule(*(np.zeros(1, np.int32) for _ in range(3)), np.ones(1, bool))

@@ -13,6 +13,7 @@ import lzma
 import sqlite3
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import corpus
@@ -21,6 +22,7 @@ import jax
 import numpy as np
 import pytest
 from fuzzing import SHARES, Reader, check_reader, legal_config, written
+from problems import make_schedule
 
 from ccfl_jax import Schedule
 from ccfl_jax import data as fd
@@ -49,20 +51,17 @@ def read_images(name, shape):
     return read
 
 
-def read_stackoverflow(**arguments):
-    def read(folder):
-        train, test, counts = corpus.load(folder, **arguments)
-        for part in (train, test):
-            assert len({len(array) for array in part.values()}) == 1
-            assert all(array.dtype == np.int32 for array in part.values())
-            assert part["x"].shape[1] == corpus.SMALL["max_words"] and part["y"].shape[1] >= 1
-            assert -2 <= part["x"].min() <= part["x"].max() < corpus.SMALL["vocabulary"]
-            assert -1 <= part["y"].min() <= part["y"].max() < corpus.SMALL["num_tags"]
-        assert (np.diff(train["client"]) >= 0).all() and (np.diff(train["client"]) <= 1).all()
-        assert train["client"][0] == 0 and test["client"].max() <= train["client"].max()
-        assert counts["clients"] >= counts["too_small"] >= 0
-
-    return read
+def read_posts(folder, **arguments):
+    train, test, counts = corpus.load(folder, **arguments)
+    for part in (train, test):
+        assert len({len(array) for array in part.values()}) == 1
+        assert all(array.dtype == np.int32 for array in part.values())
+        assert part["x"].shape[1] == corpus.SMALL["max_words"] and part["y"].shape[1] >= 1
+        assert -2 <= part["x"].min() <= part["x"].max() < corpus.SMALL["vocabulary"]
+        assert -1 <= part["y"].min() <= part["y"].max() < corpus.SMALL["num_tags"]
+    assert (np.diff(train["client"]) >= 0).all() and (np.diff(train["client"]) <= 1).all()
+    assert train["client"][0] == 0 and test["client"].max() <= train["client"].max()
+    assert counts["clients"] >= counts["too_small"] >= 0
 
 
 def database_of(message):
@@ -91,33 +90,24 @@ def behind_header(pages):
 
 
 DATABASE, NAME = "corpus.sqlite", "schedule.npz"
-SCHEDULE = Schedule(
-    np.array([[0, 1], [2, 2], [1, 0]], np.int32),
-    np.array([[0, 0], [1, 0], [2, 1]], np.int32),
-    np.array([[2, 4], [1, 3], [1, 1]], np.int32),
-    np.array([[True, True], [True, False], [False, True]]),
-    np.array([0.5, 1.0, 4.0]),
-)
+CLIENT, STALENESS = [[0, 1], [2, 2], [1, 0]], [[0, 0], [1, 0], [2, 1]]
+WORK, PRESENT = [[2, 4], [1, 3], [1, 1]], [[True, True], [True, False], [False, True]]
+SCHEDULE = make_schedule(CLIENT, STALENESS, WORK, PRESENT).replace(time=np.array([0.5, 1.0, 4.0]))
 
 
-def npy(name):
-    """One array of the schedule as a file."""
-    file = io.BytesIO()
-    np.save(file, getattr(SCHEDULE, name))
-    return file.getvalue()
-
-
-def zipped_beside(name):
-    """Puts a damaged array into an otherwise legal file."""
+def one_array(name):
+    """The reader of schedules, with damage in one array of an otherwise legal file."""
+    with zipfile.ZipFile(io.BytesIO(NPZ[NAME])) as whole:
+        arrays = {one: whole.read(one) for one in whole.namelist()}
 
     def pack(content):
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
-            for field in ("client", "staleness", "work", "present", "time"):
-                made.writestr(f"{field}.npy", content if field == name else npy(field))
+            for one, data in (arrays | {f"{name}.npy": content}).items():
+                made.writestr(one, data)
         return file.getvalue()
 
-    return pack
+    return Reader({NAME: arrays[f"{name}.npy"]}, read_schedule, {NAME: pack}, examples=240)
 
 
 def read_schedule(folder):
@@ -136,11 +126,9 @@ CONFIG = run_flags.parse(["x", "--server_lr=0.5"])
 FIRST = metrics.first_row({"loss": 0.75, "accuracy": 0.5}, 1.0)
 LATER = {"train_loss": 0.25, "train_accuracy": 0.5, "rejected_clients": {"3": 1}}
 ROWS = [FIRST, *(FIRST | LATER | {"round": 10 * k, "seconds": 2.0 * k} for k in (1, 2))]
-SETTINGS = {**dataclasses.asdict(CONFIG), "environment": {"devices": 2, "device": "cpu"}}
-RUN = {
-    run_config.CONFIG: json.dumps(SETTINGS).encode(),
-    metrics.METRICS: b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
-}
+SAVED = {**dataclasses.asdict(CONFIG), "environment": {"devices": 2, "device": "cpu"}}
+SETTINGS = {run_config.CONFIG: json.dumps(SAVED).encode()}
+RECORD = {metrics.METRICS: b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)}
 TRIAL = Trial({"server_lr": "0.5"}, CONFIG)
 TRIAL_FILE = f"{results.TRIALS}/server_lr=0.5.json"
 
@@ -189,21 +177,13 @@ def read_presets(folder):
             presets.trial(presets.preset("fig3_beta", {}), {"server": "cc_fedadam", "server_lr": 1})
 
 
-PACKAGES = b"""Package: a
-Maintainer: A <a@b>
-Tag: role::x, use::y
-Description-md5: 1
-Description: short
-
-Package: b
-Maintainer: B <a@b>
-Tag: role::x
-Description: short b
- long text of b
- .
- more
-"""
+PACKAGES = (
+    b"Package: a\nMaintainer: A <a@b>\nTag: role::x, use::y\n"
+    b"Description-md5: 1\nDescription: short\n\n"
+    b"Package: b\nMaintainer: B <a@b>\nTag: role::x\nDescription: short b\n long text\n .\n more\n"
+)
 LONG = b"Package: a\nDescription-md5: 1\nDescription-en: short\n long text\n .\n end\n\n"
+LISTS = {"Packages": PACKAGES, "Translation-en": LONG}
 
 
 def read_lists(folder):
@@ -214,10 +194,7 @@ def read_lists(folder):
 
 IDX = data_files.idx_bytes(np.arange(24).reshape(2, 3, 4))
 FASHION = written(data_files.write_fashion)
-CIFAR = {
-    name: written(lambda folder, name=name: data_files.write_cifar(folder, name, 1))
-    for name in ("cifar10", "cifar100")
-}
+CIFAR = {n: written(partial(data_files.write_cifar, name=n, records=1)) for n in data_files.CIFAR}
 CORPUS = written(corpus.write)
 PAGES = {**CORPUS, DATABASE: CORPUS[DATABASE][100:]}
 MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
@@ -230,38 +207,24 @@ READERS = {
     "IDX packed": Reader({"numbers.gz": gzip.compress(IDX, mtime=0)}, read_idx),
     "IDX in gzip": Reader({"numbers.gz": IDX}, read_idx, {"numbers.gz": gzip.compress}),
     "Fashion-MNIST": Reader(FASHION, read_images("fashion_mnist", (28, 28, 1))),
-    **{
-        name: Reader(files, read_images(name, (32, 32, 3)), examples=240)
-        for name, files in CIFAR.items()
-    },
-    "Stack Overflow": Reader(CORPUS, read_stackoverflow(), examples=800),
-    "Stack Overflow by index": Reader(CORPUS, read_stackoverflow(num_clients=1, max_test=1)),
-    "Stack Overflow's pages": Reader(
-        PAGES, read_stackoverflow(), {DATABASE: behind_header}, examples=800
-    ),
-    "Stack Overflow in xz": Reader(packed(".xz", lzma.FORMAT_XZ), read_stackoverflow()),
-    "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_stackoverflow()),
-    "example in SQLite": Reader(
-        {**CORPUS, DATABASE: MESSAGE}, read_stackoverflow(), {DATABASE: database_of}
-    ),
+    **{n: Reader(own, read_images(n, (32, 32, 3)), examples=240) for n, own in CIFAR.items()},
+    "Stack Overflow": Reader(CORPUS, read_posts, examples=800),
+    "Stack Overflow by index": Reader(CORPUS, partial(read_posts, num_clients=1, max_test=1)),
+    "Stack Overflow's pages": Reader(PAGES, read_posts, {DATABASE: behind_header}, examples=800),
+    "Stack Overflow in xz": Reader(packed(".xz", lzma.FORMAT_XZ), read_posts),
+    "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_posts),
+    "example in SQLite": Reader(CORPUS | {DATABASE: MESSAGE}, read_posts, {DATABASE: database_of}),
     "schedule": Reader(NPZ, read_schedule, examples=800),
-    **{
-        f"schedule's {name}": Reader(
-            {NAME: npy(name)}, read_schedule, {NAME: zipped_beside(name)}, examples=240
-        )
-        for name in ("client", "present", "time")
-    },
-    "rows": Reader({metrics.METRICS: RUN[metrics.METRICS]}, read_rows),
-    "settings": Reader({run_config.CONFIG: RUN[run_config.CONFIG]}, check_config, named="folder"),
+    **{f"schedule's {name}": one_array(name) for name in ("client", "present", "time")},
+    "rows": Reader(RECORD, read_rows),
+    "settings": Reader(SETTINGS, check_config, named="folder"),
     "trial": Reader({TRIAL_FILE: RESULT}, read_trial, examples=800),
-    "table": Reader(RUN, read_table),
-    "curves": Reader({metrics.METRICS: RUN[metrics.METRICS]}, read_curves),
-    "drawn curves": Reader({metrics.METRICS: RUN[metrics.METRICS]}, draw_curves, examples=20),
+    "table": Reader(SETTINGS | RECORD, read_table),
+    "curves": Reader(RECORD, read_curves),
+    "drawn curves": Reader(RECORD, draw_curves, examples=20),
     "flag file": Reader({"a.flags": PRESET}, read_flag_file, named="nothing"),
     "presets": Reader({"paper.toml": presets._FILE.read_bytes()}, read_presets, named="nothing"),
-    "package lists": Reader(
-        {"Packages": PACKAGES, "Translation-en": LONG}, read_lists, named="nothing"
-    ),
+    "package lists": Reader(LISTS, read_lists, named="nothing"),
 }
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import trace_samples
+import trace_samples as samples
 from fuzzing import SHARES, Reader, check_reader, written
 
 from ccfl_jax import Schedule, clock_schedule
@@ -12,15 +12,6 @@ from ccfl_jax.clock.availability_windows import check_windows
 from ccfl_jax.clock.event_clock import Server
 from ccfl_jax.clock.event_log import EventLog
 from experiments.schedules.describe import describe
-
-
-def read_windows(read, name):
-    def reader(folder):
-        trace = read(folder / name)
-        for one, other in zip(trace, check_windows(trace), strict=True):
-            np.testing.assert_array_equal(one, other)
-
-    return reader
 
 
 def read_capacity(folder):
@@ -48,26 +39,24 @@ def read_clock(folder):
         assert describe(schedule, clients, log)
 
 
-SAMPLES = {
-    "fedscale": (
-        trace_samples.write_fedscale,
-        traces.read_fedscale_availability,
-    ),
-    "flash": (trace_samples.write_flash, traces.read_flash),
-    "csv": (trace_samples.write_csv, traces.read_windows_csv),
-    "npz": (trace_samples.write_npz, traces.read_windows_npz),
-}
+def windows(write, read):
+    """What reads a trace that `write` wrote."""
+
+    def judge(folder):
+        trace = read(folder / "trace")
+        for one, other in zip(trace, check_windows(trace), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    return Reader(written(lambda folder: write(folder / "trace", 0, 4)), judge)
+
+
+CAPACITY = written(lambda folder: samples.write_capacity(folder / "capacity", 0, 4))
 READERS = {
-    name: Reader(
-        written(lambda folder, name=name, write=write: write(folder / name, 0, 4)),
-        read_windows(read, name),
-    )
-    for name, (write, read) in SAMPLES.items()
-} | {
-    "capacity": Reader(
-        written(lambda folder: trace_samples.write_capacity(folder / "capacity", 0, 4)),
-        read_capacity,
-    ),
+    "fedscale": windows(samples.write_fedscale, traces.read_fedscale_availability),
+    "flash": windows(samples.write_flash, traces.read_flash),
+    "csv": windows(samples.write_csv, traces.read_windows_csv),
+    "npz": windows(samples.write_npz, traces.read_windows_npz),
+    "capacity": Reader(CAPACITY, read_capacity),
     "the clock's files": Reader(written(write_clock), read_clock),
 }
 

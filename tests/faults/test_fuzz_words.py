@@ -57,20 +57,6 @@ def words(draw, names, always):
     return (always if draw(st.integers(0, 5)) else []) + draw(st.permutations(made))
 
 
-@pytest.mark.parametrize("share", SHARES)
-def test_any_words_are_a_config_or_refused(share):
-    def check(argv):
-        try:
-            with bounded():
-                config = run_flags.parse(["x", *argv])
-        except ValueError as error:
-            one_line(error)
-        else:
-            legal_config(config)
-
-    feed(check, 1400, share, words(RUN, ["--server_lr=1"]))
-
-
 def varied(name):
     pools = {"server": ["cc_fedams", "cc_fedadam"], "seed": ["1", "2", "3"]}
     values = st.sampled_from(pools.get(name, ["0.1", "0.2", "0.3"]))
@@ -83,38 +69,6 @@ NAMES = st.sampled_from([name for name, one in RUN.items() if one.varies])
 VARY = st.lists(NAMES, max_size=3, unique=True).flatmap(
     lambda names: st.tuples(*map(varied, names)).map(" ".join)
 )
-
-
-@pytest.mark.parametrize("share", SHARES)
-def test_any_words_are_a_sweep_or_refused(share):
-    def check(vary, argv):
-        try:
-            with bounded():
-                sweep = sweep_flags.parse_sweep(["x", f"--vary={vary}", *argv])
-        except ValueError as error:
-            one_line(error)
-        else:
-            assert sweep.trials and sweep.out_dir.strip()
-            for name, trial in sweep.trials.items():
-                legal_config(trial.config)
-                assert results._path("x", name).parent == Path("x") / results.TRIALS
-
-    feed(check, 400, share, VARY | VALUES, st.just(SWEEP) | words(RUN, SWEEP))
-
-
-OF_REPRODUCE = ["grid_rounds", "grid", "seeds", "help"]
-
-
-@pytest.mark.parametrize("share", SHARES)
-def test_any_words_are_a_reproduction_or_refused(share):
-    def check(argv):
-        said = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), bounded():
-            patch.setattr(reproduction, "reproduce", lambda *_: 0)
-            code = reproduce.main(["reproduce", *argv])
-        assert code in (0, 2) and len(said.getvalue().splitlines()) == (1 if code else 0)
-
-    feed(check, 120, share, words([*OF_REPRODUCE, *RUN], ["fig3_beta", "--grid=coarse"]))
 
 
 OF_SCHEDULE = schedule_flags.SCHEDULE
@@ -135,20 +89,54 @@ SCHEDULE_WORDS = st.builds(
 )
 
 
+def check_sweep(sweep):
+    assert sweep.trials and sweep.out_dir.strip()
+    for name, trial in sweep.trials.items():
+        legal_config(trial.config)
+        assert results._path("x", name).parent == Path("x") / results.TRIALS
+
+
+def check_reproduction(argv):
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), bounded():
+        patch.setattr(reproduction, "reproduce", lambda *_: 0)
+        code = reproduce.main(["reproduce", *argv])
+    assert code in (0, 2) and len(said.getvalue().splitlines()) == (1 if code else 0)
+
+
+def check_schedule(asked):
+    assert asked.file.suffix == ".npz"
+    assert (asked.config is None) == (asked.options.show is not None)
+    if asked.config is not None:
+        legal_config(asked.config)
+    for name, value in dataclasses.asdict(asked.options).items():
+        assert value is None or OF_SCHEDULE[name].domain.holds(value)
+
+
+FLAGS = [*RUN, "grid_rounds", "grid", "seeds", "help"]
+# Examples, what they are drawn from, what parses them, and what judges a result.
+PARSERS = {
+    "config": (1400, words(RUN, ["--server_lr=1"]), run_flags.parse, legal_config),
+    "sweep": (400, st.builds(lambda vary, argv: [f"--vary={vary}", *argv], VARY | VALUES,
+              st.just(SWEEP) | words(RUN, SWEEP)), sweep_flags.parse_sweep, check_sweep),
+    "schedule": (400, SCHEDULE_WORDS, schedule_flags.parse_schedule, check_schedule),
+    "reproduction": (120, words(FLAGS, ["fig3_beta", "--grid=coarse"]), lambda argv: argv[1:],
+                     check_reproduction),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.parametrize("share", SHARES)
-def test_any_words_are_a_schedule_or_refused(share):
+def test_any_words_are_what_they_ask_for_or_refused(name, share):
+    examples, cases, parse, judge = PARSERS[name]
+
     def check(argv):
         try:
             with bounded():
-                asked = schedule_flags.parse_schedule(["x", *argv])
+                found = parse(["x", *argv])
         except ValueError as error:
             one_line(error)
-            return
-        assert asked.file.suffix == ".npz"
-        assert (asked.config is None) == (asked.options.show is not None)
-        if asked.config is not None:
-            legal_config(asked.config)
-        for name, value in dataclasses.asdict(asked.options).items():
-            assert value is None or OF_SCHEDULE[name].domain.holds(value)
+        else:
+            judge(found)
 
-    feed(check, 400, share, SCHEDULE_WORDS)
+    feed(check, examples, share, cases)

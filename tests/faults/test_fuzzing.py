@@ -30,10 +30,6 @@ def test_a_reader_that_does_otherwise_is_caught(tmp_path, monkeypatch, read, err
 
 
 def test_a_reader_that_names_its_file_is_not(tmp_path):
-    attempt(
-        Reader({"one.x": b"old"}, lambda folder: complain("one.x: found 1")),
-        tmp_path,
-        "one.x",
-        b"other",
-    )
+    reader = Reader({"one.x": b"old"}, lambda folder: complain("one.x: found 1"))
+    attempt(reader, tmp_path, "one.x", b"other")
     assert (tmp_path / "one.x").read_bytes() == b"old"

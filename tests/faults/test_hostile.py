@@ -3,25 +3,14 @@
 import math
 from functools import cache
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import problems
 import pytest
 import reference
-from problems import (
-    CLASSES,
-    FEATURES,
-    assert_trees_equal,
-    drawn_batches,
-    federated,
-    make_schedule,
-    one_row_data,
-    softmax_gradient,
-    softmax_task,
-    values_task,
-)
+from problems import CLASSES, FEATURES, federated, make_schedule, softmax_task
 from refusal import refused
 
 import ccfl_jax as ccfl
@@ -32,6 +21,7 @@ from ccfl_jax.runs import metrics
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BATCH, LOCAL_LR, SERVER_LR = 4, 0.1, 0.05
+SERVER, SIZES = ccfl.cc_fedams(SERVER_LR), [0, 9, 1, 0, 1]
 TAGS = ccfl.tags_task(TagLogistic(300, 7), (3,), 7)
 
 
@@ -40,46 +30,43 @@ def logistic_task(num_classes=CLASSES, features=FEATURES):
     return ccfl.classification_task(Logistic(num_classes), (features,), num_classes)
 
 
-@cache
-def program(unit):
-    server = ccfl.cc_fedams(SERVER_LR)
-    return server, ccfl.build_round(logistic_task(), server, LOCAL_LR, BATCH, unit, lanes=1)
-
-
-def run(data, schedule, history_length, unit):
-    server, round_fn = program(unit)
-    start = ccfl.init_state(logistic_task(), server, jax.random.key(3), history_length)
-    return start, *ccfl.run_rounds(round_fn, start, schedule, data)
+def start_of(history_length):
+    return ccfl.init_state(logistic_task(), SERVER, jax.random.key(3), history_length)
 
 
 def twin(start, schedule, arrays, lists, unit):
     """Where logistic regression ends, in NumPy and float64, on the features as they are stored."""
-    x, y = arrays["x"].astype(np.float64), arrays["y"]
+    x, y, dense = arrays["x"].astype(np.float64), arrays["y"], start.params["dense"]
     sizes = np.array([len(rows) for rows in lists])
 
     def visit_batches(t, slot):
         client, work = schedule.client[t, slot], schedule.work[t, slot]
-        drawn = drawn_batches(start.key, t, client, 0, sizes[client], BATCH, work, unit)
+        drawn = problems.drawn_batches(start.key, t, client, 0, sizes[client], BATCH, work, unit)
         return [lists[client][positions] for positions in drawn]
 
-    dense = start.params["dense"]
     return reference.simulate(
         "ams",
         {"w": np.asarray(dense["kernel"], float), "b": np.asarray(dense["bias"], float)},
         # The twin knows no client without samples: its slot is left out.
         schedule.replace(present=schedule.present & (sizes[schedule.client] > 0)),
         visit_batches,
-        lambda client, model, rows: softmax_gradient(model, x[rows], y[rows]),
+        lambda client, model, rows: problems.softmax_gradient(model, x[rows], y[rows]),
         LOCAL_LR,
         lambda t, slot: len(visit_batches(t, slot)),
         lr=SERVER_LR,
     )[-1]
 
 
+PROGRAM = {
+    unit: ccfl.build_round(logistic_task(), SERVER, LOCAL_LR, BATCH, unit, lanes=1)
+    for unit in ("epochs", "steps")
+}
+
+
 @pytest.mark.parametrize(
     ("sizes", "schedule", "history_length", "unit", "dtype"),
     [
-        ([0, 9, 1, 0, 1], ccfl.random_schedule(3, 6, 5, 3, max_delay=50), 51, "epochs", np.float16),
+        (SIZES, ccfl.random_schedule(3, 6, 5, 3, max_delay=50), 51, "epochs", np.float16),
         ([0, 5, 1, 0], make_schedule([[0, 1], [2, 3], [1, 2], [3, 0]], work=3), 1, "steps", "f"),
         ([7], make_schedule([[0]] * 4), 1, "steps", ml_dtypes.bfloat16),
     ],
@@ -91,7 +78,8 @@ def test_the_smallest_federations_are_the_twins(sizes, schedule, history_length,
     In the last round of the second nobody has a sample.
     """
     data, arrays, lists = federated(sizes, dtype=dtype)
-    start, end, info = run(data, schedule, history_length, unit)
+    start = start_of(history_length)
+    end, info = ccfl.run_rounds(PROGRAM[unit], start, schedule, data)
     expected = twin(start, schedule, arrays, lists, unit)
     for name, ours in (("w", "kernel"), ("b", "bias")):
         np.testing.assert_allclose(end.params["dense"][ours], expected[name], rtol=0, atol=1e-5)
@@ -110,18 +98,18 @@ def test_the_smallest_federations_are_the_twins(sizes, schedule, history_length,
 def test_a_short_float_that_overflows_is_a_rejected_upload(dtype, start, step):
     """Once more the step, and the end model is beyond the greatest number of its dtype."""
     task = ccfl.Task(
-        init=lambda key: {"x": jnp.asarray(start, dtype)},
-        loss=lambda params, batch, mask, key: -params["x"] * jnp.asarray(step, dtype),
-        metrics=lambda params, batch, mask: {},
+        lambda key: jnp.asarray(start, dtype),
+        lambda params, batch, mask, key: -params * jnp.asarray(step, dtype),
+        lambda params, batch, mask: {},
     )
     server = ccfl.cc_fedsgd(1.0)
     round_fn = ccfl.build_round(task, server, 1.0, 1, "steps")
     first = ccfl.init_state(task, server, jax.random.key(0))
-    start = float(first.params["x"])
+    start = float(first.params)
     assert start + 2 * step > float(jnp.finfo(dtype).max) > start + step
     schedule = make_schedule([[0], [0], [0]])
-    end, info = ccfl.run_rounds(round_fn, first, schedule, one_row_data())
-    assert float(end.params["x"]) == start + step
+    end, info = ccfl.run_rounds(round_fn, first, schedule, problems.one_row_data())
+    assert float(end.params) == start + step
     np.testing.assert_array_equal(info.participants, [1, 0, 0])
     np.testing.assert_array_equal(info.rejected, [0, 1, 1])
 
@@ -143,19 +131,19 @@ def test_a_clients_rows_begin_beyond_2_to_the_24():
     indices[big:] = [1, 2, 3]
     arrays = {"v": np.array([100.0, 1.0, 2.0, 4.0], np.float32)}
     data = ccfl.FederatedData.from_offsets(arrays, indices, np.array([0, big, big + 3]))
-    task, server = values_task(), ccfl.cc_fedavg()
+    task, server = problems.values_task(), ccfl.cc_fedavg()
     round_fn = ccfl.build_round(task, server, 1.0, BATCH)
     start = ccfl.init_state(task, server, jax.random.key(0))
     end, info = ccfl.run_rounds(round_fn, start, make_schedule([[1]]), data)
     assert float(end.params["x"]) == pytest.approx(-(1 + 2 + 4) / 3) and info.samples[0, 0] == 3
 
 
-@pytest.mark.parametrize("size", [2**24 + 1, 2**31 - 1])
-def test_shuffles_of_huge_clients_stay_shuffles(size):
-    seeds = minibatches.shuffle_seeds(jax.random.key(0))
-    places = jnp.asarray(np.r_[0:2048, size - 2048 : size], jnp.int32)
-    found = np.asarray(minibatches.permute(seeds, places, jnp.int32(size)))
-    assert len(set(found.tolist())) == 4096 and found.min() >= 0 and found.max() < size
+def test_shuffles_of_huge_clients_stay_shuffles():
+    permute, seeds = jax.jit(minibatches.permute), minibatches.shuffle_seeds(jax.random.key(0))
+    for size in (2**24 + 1, 2**31 - 1):
+        places = np.r_[0:2048, size - 2048 : size].astype(np.int32)
+        found = np.asarray(permute(seeds, places, np.int32(size)))
+        assert len({*found.tolist()}) == 4096 and found.min() >= 0 and found.max() < size
 
 
 @pytest.mark.parametrize(
@@ -184,7 +172,7 @@ def test_an_upload_learnt_from_an_illegal_label_is_rejected():
     arrays["y"][lists[1]] = 255
     data = ccfl.FederatedData.from_indices(arrays, lists)
     schedule = make_schedule([[2, 1], [1, 1], [2, 2], [2, 2]])
-    _, end, info = run(data, schedule, 1, "steps")
+    end, info = ccfl.run_rounds(PROGRAM["steps"], start_of(1), schedule, data)
     np.testing.assert_array_equal(info.participants, [1, 0, 2, 2])
     np.testing.assert_array_equal(info.rejected, [1, 2, 0, 0])
     assert np.isfinite(end.params["dense"]["kernel"]).all()
@@ -192,7 +180,7 @@ def test_an_upload_learnt_from_an_illegal_label_is_rejected():
 
 def test_word_ids_and_tags_of_any_integer_dtype():
     """As the same numbers in int32; the largest unsigned one is no word, and no padding either."""
-    params = TAGS.init(jax.random.key(0))
+    params = jax.jit(TAGS.init)(jax.random.key(0))
     x, y = np.array([[1, 2, 120], [0, 0, 5]]), np.array([[1, 2], [6, 0]])
 
     def found(dtype):
@@ -216,7 +204,7 @@ def test_a_model_that_is_not_finite_has_no_metric(kind, tmp_path):
     task = softmax_task() if kind == "own" else logistic_task()
     if kind == "tags":
         task, x, y = TAGS, np.ones((2, 3), np.int32), np.full((2, 2), 2, np.int32)
-    good = task.init(jax.random.key(0))
+    good = jax.jit(task.init)(jax.random.key(0))
     for number in (np.nan, np.inf, -np.inf):
         bad = spoilt(good, number)
         found = ccfl.evaluate(task, bad, {"x": x, "y": y})
@@ -229,34 +217,28 @@ def test_a_model_that_is_not_finite_has_no_metric(kind, tmp_path):
 
 
 def test_logits_that_overflow_are_no_hit_and_minus_infinity_is_a_number():
-    class Fixed(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return x * self.param("scale", nn.initializers.ones_init(), ()) * 1e38
-
-    task = ccfl.classification_task(Fixed(), (3,), 3)
+    """Logits 1e38 times the features, in batches of one row."""
     rows = {"x": np.array([[9, 0, 0], [0, -9, 1]], np.float32), "y": np.array([0, 2])}
-    found = ccfl.evaluate(task, {"scale": jnp.ones(())}, rows)
-    assert math.isnan(found["accuracy"])
+    params = {"dense": {"kernel": 1e38 * np.eye(3, dtype="f"), "bias": np.zeros(3, "f")}}
+    task = logistic_task(3, 3)
+    assert math.isnan(ccfl.evaluate(task, params, rows, 1)["accuracy"])
     only = {name: array[1:] for name, array in rows.items()}
-    assert ccfl.evaluate(task, {"scale": jnp.ones(())}, only) == {"accuracy": 1.0, "loss": 0.0}
+    assert ccfl.evaluate(task, params, only, 1) == {"accuracy": 1.0, "loss": 0.0}
 
 
 def test_schedules_of_any_integer_dtype_run_in_pieces():
-    schedule = ccfl.random_schedule(0, 300, 3, buffer_size=2, max_delay=2)
-    data, _, _ = federated([3, 2, 4])
-    server, round_fn = program("epochs")
-    start = ccfl.init_state(logistic_task(), server, jax.random.key(0), 3)
+    """The program of the first of the smallest federations."""
+    schedule = ccfl.random_schedule(0, 300, 5, buffer_size=3, max_delay=2)
+    data, _, _ = federated(SIZES, dtype=np.float16)
     ends, early = [], "schedule: expected a staleness of at most 0 in round 0 ..., found 1"
     for dtype in (np.int32, np.uint8, np.uint16, np.uint32, np.uint64, np.int64):
         cast = {n: getattr(schedule, n).astype(dtype) for n in ("client", "staleness", "work")}
         same = schedule.replace(**cast)
-        check_schedule(same.rounds(290, 300), 3, 290, np.arange(288, 291))
-        staler = same.replace(staleness=np.ones((300, 2), dtype))
-        refused(early, check_schedule, staler, 3, 0, np.arange(3))
-        state = start
+        check_schedule(same.rounds(290, 300), 5, 290, np.arange(288, 291))
+        staler = same.replace(staleness=np.ones((300, 3), dtype))
+        refused(early, check_schedule, staler, 5, 0, np.arange(3))
+        state = start_of(51)
         for piece in (same.rounds(0, 2), same.rounds(2, 4)):
-            state, _ = ccfl.run_rounds(round_fn, state, piece, data)
+            state, _ = ccfl.run_rounds(PROGRAM["epochs"], state, piece, data)
         ends.append(state.params)
-    for end in ends[1:]:
-        assert_trees_equal(end, ends[0])
+        problems.assert_trees_equal(ends[-1], ends[0])

@@ -42,13 +42,10 @@ def test_a_part_in_several_places_is_looked_at_once():
     value = DEVICE
     for _ in range(30):
         value = [value] * 10
-    with bounded():
-        found = read_plain(dumps(value))
-    assert found[0] is found[9]
     value.append(value)
     with bounded():
         found = read_plain(dumps(value))
-    assert found[10] is found
+    assert found[0] is found[9] and found[10] is found
 
 
 class Harm:
@@ -69,11 +66,10 @@ def harmful(marker):
     for thing in (*objects, *OTHERS):
         for value in (thing, {"a": thing}, {"a": {**DEVICE, "active": [thing]}}):
             yield from (dumps(value, protocol) for protocol in range(6))
+    touch = f"'touch {marker}'\n".encode()
     yield from (
-        f"cos\nsystem\n(S'touch {marker}'\ntR.".encode(),
-        f"(S'touch {marker}'\nios\nsystem\n.".encode(),
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
-        b"ccopyreg\n_reconstructor\n.",
+        b"cos\nsystem\n(S" + touch + b"tR.", b"(S" + touch + b"ios\nsystem\n.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.", b"ccopyreg\n_reconstructor\n.",
         b"\x80\x02}Q.", b"Pid\n.", b"\x80\x02\x82\x01.", b"\x80\x02\x83\x01\x00.",
         b"\x80\x02\x84\x01\x00\x00\x00.", b"\x80\x05\x97.", b"\x80\x02}}b.", b"\x80\x02]\x81.",
     )  # fmt: skip

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusal import refused
+from small_runs import rows_of
 
 import ccfl_jax as ccfl
 from ccfl_jax.runs import metrics
@@ -18,15 +19,12 @@ def _info(**changes):
     fields = dict(
         train_loss=np.array([1.0, 3.0], np.float32),
         train_metrics={"accuracy": np.array([0.25, 0.5], np.float32)},
-        participants=np.array([2, 2]),
-        rejected=np.array([1, 1]),
-        finite=np.array([True, True]),
+        participants=np.array([2, 2]), rejected=np.array([1, 1]), finite=np.array([True, True]),
         counted=np.array([[True, True, False], [False, True, True]]),
         present=np.ones((2, 3), bool),
-        staleness=np.array([[0, 0, 0], [1, 0, 1]]),
-        steps=np.array([[1, 2, 3], [4, 5, 6]]),
+        staleness=np.array([[0, 0, 0], [1, 0, 1]]), steps=np.array([[1, 2, 3], [4, 5, 6]]),
         samples=np.array([[10, 20, 30], [40, 50, 60]], np.float32),
-    )
+    )  # fmt: skip
     return ccfl.Info(**{**fields, **changes})
 
 
@@ -43,49 +41,37 @@ def _next_row(info, max_rejected=None, test=_TEST, **changes):
     return metrics.next_row([before], run, info, test, 0.5, None)
 
 
-def _strict(text):
-    def refuse(name):
-        raise AssertionError(name)
-
-    return json.loads(text, parse_constant=refuse)
+def _rounds(*numbers):
+    return [{"round": number} for number in numbers]
 
 
 def test_rows_are_strict_json(tmp_path):
-    rows = [
-        {"round": 0, "loss": float("nan"), "accuracy": np.float32(0.5), "diverged": np.bool_(True)},
-        {"round": jnp.int32(1), "loss": np.float64("inf"), "accuracy": jnp.float32("-inf")},
-    ]
-    written = metrics.append_rows(tmp_path, rows[:1]) + metrics.append_rows(tmp_path, rows[1:])
+    nan, inf = float("nan"), np.float64("inf")
+    first = {"round": 0, "loss": nan, "accuracy": np.float32(0.5), "diverged": np.bool_(True)}
+    second = {"round": jnp.int32(1), "loss": inf, "accuracy": jnp.float32("-inf")}
     expected = [
         {"round": 0, "loss": None, "accuracy": 0.5, "diverged": True},
         {"round": 1, "loss": None, "accuracy": None},
     ]
-    lines = (tmp_path / metrics.METRICS).read_text().splitlines()
-    assert [_strict(line) for line in lines] == expected == written
-    assert metrics.read_rows(tmp_path) == expected
+    written = metrics.append_rows(tmp_path, [first]) + metrics.append_rows(tmp_path, [second])
+    assert written == expected == rows_of(tmp_path) == metrics.read_rows(tmp_path)
 
 
 def test_a_line_cut_off_in_writing_is_left_out(tmp_path):
     path = tmp_path / metrics.METRICS
     path.write_text('{"round": 0}\n{"round": 1}\n{"rou')
-    assert metrics.read_rows(tmp_path) == [{"round": 0}, {"round": 1}]
-    assert metrics.keep_rows(tmp_path, {"": 2}) == [[{"round": 0}, {"round": 1}]]
-    metrics.append_rows(tmp_path, [{"round": 2}])
-    assert [_strict(line)["round"] for line in path.read_text().splitlines()] == [0, 1, 2]
-
-
-def test_damaged_metrics_file(tmp_path):
-    (tmp_path / metrics.METRICS).write_text('{"round": 0}\n{"rou\n{"round": 2}\n')
-    refused("...metrics.jsonl: expected JSON, found ...", metrics.read_rows, tmp_path)
+    assert metrics.read_rows(tmp_path) == _rounds(0, 1)
+    assert metrics.keep_rows(tmp_path, {"": 2}) == [_rounds(0, 1)]
+    metrics.append_rows(tmp_path, _rounds(2))
+    assert [*map(json.loads, path.read_text().splitlines())] == _rounds(0, 1, 2)
 
 
 def test_keep_rows(tmp_path):
-    metrics.append_rows(tmp_path, [{"round": number} for number in (0, 5, 10)])
-    assert metrics.keep_rows(tmp_path, {"": 2}) == [[{"round": 0}, {"round": 5}]]
-    assert metrics.read_rows(tmp_path) == [{"round": 0}, {"round": 5}]
+    metrics.append_rows(tmp_path, _rounds(0, 5, 10))
+    assert metrics.keep_rows(tmp_path, {"": 2}) == [_rounds(0, 5)]
     message = "...metrics.jsonl: expected 3 rows, as in the checkpoint, found 2"
     refused(message, metrics.keep_rows, tmp_path, {"": 3})
-    assert len(metrics.read_rows(tmp_path)) == 2
+    assert metrics.read_rows(tmp_path) == _rounds(0, 5)
     assert metrics.keep_rows(tmp_path, {"": 0}) == [[]] and metrics.read_rows(tmp_path) == []
 
 
@@ -93,19 +79,15 @@ def test_rows_of_trials_side_by_side_are_kept_by_trial(tmp_path):
     """As in the folder of trials that advance together, one of which ended before the others."""
     rows = [{"trial": name, "round": t} for t in (0, 5, 10) for name in ("a", "b")][:-1]
     metrics.append_rows(tmp_path, rows)
-    counts = {"b": 1, "a": 3}
-    assert metrics.keep_rows(tmp_path, counts) == [
-        [{"round": 0}], [{"round": 0}, {"round": 5}, {"round": 10}]
-    ]  # fmt: skip
-    assert metrics.read_rows(tmp_path) == [
-        row for row in rows if row["trial"] == "a" or not row["round"]
-    ]
+    assert metrics.keep_rows(tmp_path, {"b": 1, "a": 3}) == [_rounds(0), _rounds(0, 5, 10)]
+    kept = [row for row in rows if row["trial"] == "a" or not row["round"]]
+    assert metrics.read_rows(tmp_path) == kept
     message = "...metrics.jsonl: expected 2 rows, as in the checkpoint, found 1"
     refused(message, metrics.keep_rows, tmp_path, {"b": 2})
 
 
 def test_rounds_that_do_not_rise_are_refused(tmp_path):
-    metrics.append_rows(tmp_path, [{"round": number} for number in (0, 5, 5)])
+    metrics.append_rows(tmp_path, _rounds(0, 5, 5))
     message = "...metrics.jsonl: expected rising rounds, found [0, 5, 5]"
     refused(message, metrics.keep_rows, tmp_path, {"": 3})
     assert len(metrics.keep_rows(tmp_path, {"": 2})[0]) == 2
@@ -118,6 +100,7 @@ def test_rounds_that_do_not_rise_are_refused(tmp_path):
         ('{"round": "1"}', "expected a row with its round, found {'round': '1'}"),
         ('{"round": NaN}', "expected JSON, found expected numbers, found NaN"),
         ("\xff", "expected JSON, found ..."),
+        ('{"round": 0}\n{"rou\n{"round": 2}', "expected JSON, found ..."),
     ],
 )
 def test_a_line_that_is_no_row(tmp_path, line, message):
@@ -134,39 +117,23 @@ def test_first_and_next_row_have_the_same_columns():
 def test_next_row_means_and_sums():
     row = _next_row(_info(), round=10, client_updates=4, samples=1000, seconds=2.0)
     assert row == {
-        "round": 12,
-        "train_loss": 2.0,  # (1 + 3) / 2
-        "train_accuracy": 0.375,  # (0.25 + 0.5) / 2
-        "test_loss": 1.5,
-        "test_accuracy": 0.25,
-        "participants": 4,
-        "rejected": 2,
+        "round": 12, "train_loss": (1 + 3) / 2, "train_accuracy": (0.25 + 0.5) / 2,
+        "test_loss": 1.5, "test_accuracy": 0.25, "participants": 4, "rejected": 2,
         "rejected_clients": {"9": 2},  # in the last slot of the first, in the first of the second
-        "mean_staleness": 2 / 6,
-        "mean_steps": 21 / 6,
-        "client_updates": 4 + 6,
-        "samples": 1000 + 210,
-        "bytes_sent": (4 + 6) * 40,
-        "bytes_received": (4 + 6) * 40,
-        "virtual_time": None,
-        "seconds": 2.5,
-        "compile_seconds": None,
-        "diverged": False,
-        "diverged_at": None,
-    }
+        "mean_staleness": 2 / 6, "mean_steps": 21 / 6, "client_updates": 4 + 6,
+        "samples": 1000 + 210, "bytes_sent": (4 + 6) * 40, "bytes_received": (4 + 6) * 40,
+        "virtual_time": None, "seconds": 2.5, "compile_seconds": None,
+        "diverged": False, "diverged_at": None,
+    }  # fmt: skip
 
 
 def test_next_row_leaves_out_absent_slots_and_rounds_without_uploads():
-    row = _next_row(
-        _info(
-            train_loss=np.array([1.0, np.nan], np.float32),
-            participants=np.array([2, 0]),
-            rejected=np.array([0, 0]),
-            present=np.array([[True, True, False], [False, False, False]]),
-            staleness=np.array([[0, 1, 9], [9, 9, 9]]),
-            steps=np.array([[1, 2, 0], [0, 0, 0]]),
-        )
-    )
+    row = _next_row(_info(
+        train_loss=np.array([1.0, np.nan], np.float32),
+        participants=np.array([2, 0]), rejected=np.array([0, 0]),
+        present=np.array([[True, True, False], [False, False, False]]),
+        staleness=np.array([[0, 1, 9], [9, 9, 9]]), steps=np.array([[1, 2, 0], [0, 0, 0]]),
+    ))  # fmt: skip
     assert (row["train_loss"], row["train_accuracy"]) == (1.0, 0.25)
     assert (row["mean_staleness"], row["mean_steps"]) == (0.5, 1.5)
     assert row["client_updates"] == 2
@@ -229,23 +196,19 @@ def test_bytes_of_a_model():
 
 
 def test_a_lost_model_is_marked_since_the_round_that_lost_it():
-    lost = _info(finite=np.array([False, False]))
-    nan = {"loss": float("nan"), "accuracy": 0.1}
-    row = _next_row(lost, test=nan, round=10)
-    assert (row["diverged"], row["diverged_at"]) == (True, 11)
-    later = _next_row(_info(finite=np.array([True, False])), test=nan, round=10)
-    assert (later["diverged"], later["diverged_at"]) == (True, 12)
+    for finite, since in (([False, False], 11), ([True, False], 12)):
+        lost = _info(finite=np.array(finite))
+        row = _next_row(lost, test={"loss": float("nan"), "accuracy": 0.1}, round=10)
+        assert (row["diverged"], row["diverged_at"]) == (True, since)
 
 
 def test_a_loss_that_blew_up_is_marked_and_may_come_back():
-    # 1.5 at first: lost above 1,500.
-    assert not _next_row(_info(), test={"loss": 1500.0, "accuracy": 0.1})["diverged"]
-    blown = _next_row(_info(), test={"loss": 1501.0, "accuracy": 0.1}, round=10)
-    assert (blown["diverged"], blown["diverged_at"]) == (True, 12)
-    series = _next_row(_info(), test={"loss": 1501.0, "accuracy": 0.1}, round=12, diverged_at=12)
-    assert series["diverged_at"] == 12
-    back = _next_row(_info(), round=14, diverged_at=12)
-    assert (back["diverged"], back["diverged_at"]) == (False, None)
+    """Above 1,000 times the 1.5 at first."""
+    for loss, before, since in (
+        (1500.0, None, None), (1501.0, None, 12), (1501.0, 7, 7), (1.5, 7, None)
+    ):  # fmt: skip
+        row = _next_row(_info(), test={"loss": loss, "accuracy": 0.1}, round=10, diverged_at=before)
+        assert (row["diverged"], row["diverged_at"]) == (since is not None, since)
 
 
 @pytest.mark.parametrize(

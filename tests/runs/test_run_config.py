@@ -14,12 +14,10 @@ _CONFIG = {"alpha": 0.5, "seed": 0, "rounds": 10, "lanes": None}
 def test_config_says_what_ran_where(tmp_path):
     run_config.write(tmp_path, _CONFIG)
     saved = json.loads((tmp_path / run_config.CONFIG).read_text())
+    device = {"device": jax.devices()[0].device_kind, "devices": jax.device_count()}
     environment = saved.pop("environment")
-    assert saved == _CONFIG
-    assert environment["jax"] == jax.__version__
-    assert environment["device"] == jax.devices()[0].device_kind
-    assert environment["devices"] == jax.device_count()
-    assert "ccfl_jax" in environment
+    assert environment.items() >= {"jax": jax.__version__, **device}.items()
+    assert saved == _CONFIG and environment["ccfl_jax"]
     assert [path.name for path in tmp_path.iterdir()] == [run_config.CONFIG]
 
 
@@ -40,16 +38,12 @@ def test_check_without_a_run(tmp_path, name):
     refused(message, run_config.check, tmp_path / name, _CONFIG, (), kind=FileNotFoundError)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"alpha": 0.', "expected JSON, found ..."),
-        ("[3]", "expected the settings of a run, found [3]"),
-    ],
-)
-def test_check_damaged(tmp_path, text, message):
-    (tmp_path / run_config.CONFIG).write_text(text)
-    refused(f"...config.json: {message}", run_config.check, tmp_path, _CONFIG, ())
+def test_check_damaged(tmp_path):
+    path, check = tmp_path / run_config.CONFIG, run_config.check
+    path.write_text('{"alpha": 0.')
+    refused(f"{path}: expected JSON, found ...", check, tmp_path, _CONFIG, ())
+    path.write_text("[3]")
+    refused(f"{path}: expected the settings of a run, found [3]", check, tmp_path, _CONFIG, ())
 
 
 def test_digest_of_settings_leaves_out_what_is_free_and_what_is_none():
