@@ -37,9 +37,11 @@ def programs_let_go():
 
 @pytest.fixture(scope="module")
 def quickly_compiled():
-    """What a program computes does not depend on LLVM's effort, half the time of compiling."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    """The compiler optimises little, which halves its time; numbers keep their tolerances."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
@@ -71,13 +73,3 @@ def ready(tmp_path_factory):
     from experiments.training import run_setup
 
     return run_setup.prepare(config_of(f"--out_dir={tmp_path_factory.mktemp('runs') / 'ready'}"))
-
-
-@pytest.fixture(scope="module")
-def quickly_compiled():
-    """The compiler optimises little, which halves its time; numbers keep their tolerances."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-    jax.config.update("jax_disable_most_optimizations", False)
