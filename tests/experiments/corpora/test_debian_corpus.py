@@ -105,20 +105,18 @@ def test_texts_are_treated_as_in_the_release(text, expected):
 
 
 def test_the_files_have_the_release_s_form(tmp_path, capsys):
+    out = tmp_path / "out"
     many = "".join(record(f"p{k:02d}", BOB, f"t::{k % 3}") for k in range(12))
     long = "".join(translation(f"p{k:02d}", f"word{k % 2} all") for k in range(12))
-    files = write(tmp_path, PACKAGES + many, TRANSLATIONS + long)
-    out = tmp_path / "out"
-    assert run(out, *files) == 0
-    line = capsys.readouterr().out
+    assert run(out, *write(tmp_path, PACKAGES + many, TRANSLATIONS + long)) == 0
+    said = capsys.readouterr().out
     # Client 0 is held out; Bob's are p00..p11, ubuntu and zip: the 5th and 10th are p04 and p09.
-    assert "2 clients, 17 examples (train 12, test 2, heldout 3), 6 tags" in line
-    assert "0 examples without a body, from 2 lists" in line
+    assert "2 clients, 17 examples (train 12, test 2, heldout 3), 6 tags" in said
+    assert "0 examples without a body, from 2 lists" in said
     assert sorted(path.name for path in out.iterdir()) == sorted(stackoverflow_files.OUTPUT)
     stored = rows(out, "examples")
-    assert Counter(row[:2] for row in stored) == {
-        (split, client): count for client, split, count in rows(out, "client_metadata")
-    }
+    counts = {(split, client): count for client, split, count in rows(out, "client_metadata")}
+    assert Counter(row[:2] for row in stored) == counts
     names = {"creation_date", "score", "tags", "title", "tokens", "type"}
     decoded = [decode_example(row[2], names) for row in stored]
     assert all(set(features) == names for features in decoded)
@@ -127,8 +125,8 @@ def test_the_files_have_the_release_s_form(tmp_path, capsys):
     (zipped,) = [f for f in decoded if f["title"] == [b"zip tool"]]
     assert zipped["tags"] == [b"role::program|use::storing|works-with::archive"]
     assert zipped["tokens"] == [b"zip , zip"] and zipped["score"] == [0]
-    words = (out / "word_count").read_text().splitlines()
-    assert words == [f"{w} 1" for w in [",", "all", "circle", "the", "word0", "word1", "zip"]]
+    words = [",", "all", "circle", "the", "word0", "word1", "zip"]
+    assert (out / "word_count").read_text() == "".join(f"{word} 1\n" for word in words)
     tags = ["role::program", "t::0", "t::1", "t::2", "use::storing", "works-with::archive"]
     assert json.loads((out / "tag_count").read_text()) == dict.fromkeys(tags, 1)
 
@@ -217,17 +215,13 @@ def test_lists_that_are_no_lists_are_refused(tmp_path, refuses, packages, messag
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("nothing", None),
-        ("cut.gz", gzip.compress(b"a: b", mtime=0)[:-9]),
-        ("latin", b"Package: \xff\n"),
-    ],
+    [("none", None), ("cut.gz", gzip.compress(b"a: b", mtime=0)[:-9]), ("latin", b"a: \xff\n")],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, refuses, name, content):
+    path = tmp_path / name
     if content is not None:
-        (tmp_path / name).write_bytes(content)
-    named = f"...{tmp_path / name}..."
-    refuses(named, debian_corpus.main, *line(tmp_path / "out", tmp_path / name))
+        path.write_bytes(content)
+    refuses(f"...{path}...", debian_corpus.main, *line(tmp_path / "out", path))
 
 
 def test_a_suite_and_a_folder_that_cannot_be_used_are_refused(tmp_path, refuses):

@@ -20,7 +20,7 @@ OWN_DATA = {
     "table3_stackoverflow": ["--local_lr=20", "--max_delay=1"],  # one local rate, fewer trials
 }
 DIGITS = ["--dataset=digits", "--model=logistic", "--alpha=1", "--max_delay=2", "--randomness=1"]
-FAST = "fig3_gamma"  # it varies a number, and here compares two methods only
+FAST = "fig3_gamma"  # it varies a number, here two values of it for two methods
 EVERY = [pytest.param(n, marks=pytest.mark.slow if n != FAST else []) for n in presets.names()]
 
 
@@ -46,9 +46,9 @@ def run(request, tmp_path_factory):
     """`run(name, *more)`: its folder and what `main` returned, of the first time without more."""
     base, done, plain = tmp_path_factory.mktemp("out"), {}, presets.preset
 
-    def two_methods(name, flags):
-        own = {"methods": ["cc_fedsgd", "cc_fedams"]} if name == FAST else {}
-        return plain(name, flags)._replace(**own)
+    def preset(name, flags):
+        own = {"methods": ["cc_fedsgd", "cc_fedams"], "vary": {"b2": [0.5, 0.99]}}
+        return plain(name, flags)._replace(**(own if name == FAST else {}))
 
     def once(name, *more):
         if name in done and not more:
@@ -57,10 +57,11 @@ def run(request, tmp_path_factory):
         data = DIGITS if own is None else [*own, f"--data_dir={request.getfixturevalue('files')}"]
         args = [*SHORT, *data, f"--out_dir={base / name}", *more]
         found = base / name, reproduce.main(["reproduce", name, *args])
-        return done.setdefault(name, found)
+        done.setdefault(name, found)
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(presets, "preset", two_methods)
+        patch.setattr(presets, "preset", preset)
         yield once
 
 

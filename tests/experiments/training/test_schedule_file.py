@@ -12,6 +12,7 @@ from experiments import sweep, train
 from experiments.config import run_flags
 from experiments.training import run_setup
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 _BASE = SMALL[:4]  # a file has its own delays, here with work in steps
 _BASE += ["--local_steps=2", "--server_lr=0.1", "--devices=1", "--compilation_cache=off"]
 ROUNDS = 12
