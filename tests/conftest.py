@@ -53,16 +53,22 @@ def x64():
 
 
 @pytest.fixture(scope="module")
+def undrawn():
+    """Runs draw no curves, which take longer than their rounds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.figures.curves.draw_curves", lambda *args: None)
+        yield
+
+
+@pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run of six rounds with an evaluation every second one: its folder and rows."""
     from small_runs import config_of
 
     from experiments.training import run
 
-    folder = tmp_path_factory.mktemp("runs") / "straight"
-    path, rows = run.run(config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}"))
-    assert path == folder
-    return folder, rows
+    out = f"--out_dir={tmp_path_factory.mktemp('runs') / 'straight'}"
+    return run.run(config_of("--rounds=6", "--eval_every=2", out))
 
 
 @pytest.fixture(scope="module")

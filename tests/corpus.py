@@ -5,7 +5,9 @@ import json
 import lzma
 import sqlite3
 from collections import Counter
+from functools import partial
 
+import jax
 import numpy as np
 
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
@@ -48,8 +50,7 @@ def write(folder, rows=ROWS, words=WORDS, tags=TAGS, metadata=None, index=INDEX,
         db.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", metadata)
         if index:
             db.execute(index)
-    lines = "".join(f"{word} {count}\n" for word, count in words.items())
-    (folder / "word_count").write_text(lines)
+    (folder / "word_count").write_text("".join(f"{w} {count}\n" for w, count in words.items()))
     (folder / "tag_count").write_text(json.dumps(tags))
     return path
 
@@ -60,19 +61,12 @@ def load(folder, *args, **kwargs):
 
 def packed(path, suffix):
     kind = lzma.FORMAT_XZ if suffix == ".xz" else lzma.FORMAT_ALONE
-    target = path.with_name(path.name + suffix)
-    target.write_bytes(lzma.compress(path.read_bytes(), kind))
-    path.unlink()
-    return target
+    path.write_bytes(lzma.compress(path.read_bytes(), kind))
+    return path.rename(path.with_name(path.name + suffix))
 
 
 def equal(first, second):
-    for one, other in zip(first[:2], second[:2], strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert one[name].dtype == other[name].dtype == np.int32
-            np.testing.assert_array_equal(one[name], other[name])
-    assert first[2] == second[2]
+    jax.tree.map(partial(np.testing.assert_array_equal, strict=True), first, second)
 
 
 def many(clients=40, seed=0):

@@ -2,24 +2,41 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from ccfl_jax.runs import checkpoints, metrics
 from experiments import train
 from experiments.config import run_flags
 
+ROOT = Path(__file__).parents[1]
 SMALL = ["--dataset=digits", "--model=logistic", "--num_clients=12", "--buffer_size=3"]
 SMALL += ["--max_delay=2", "--local_epochs=1"]
-_BASE = [*SMALL, "--server_lr=0.1", "--devices=1", "--compilation_cache=off", "--noprogress"]
+BASE = [*SMALL, "--server_lr=0.1", "--devices=1", "--compilation_cache=off", "--noprogress"]
 _CLOCKS = ("seconds", "compile_seconds")
 
 
+def line(*args):
+    """A command line of `train.main`."""
+    return ["train", *BASE, *args]
+
+
 def config_of(*args):
-    return run_flags.parse(["train", *_BASE, *args])
+    return run_flags.parse(line(*args))
 
 
 def main(*args):
-    return train.main(["train", *_BASE, *args])
+    return train.main(line(*args))
+
+
+def start(*args, **pipes):
+    """The command as a process of its own."""
+    command = [sys.executable, "-m", "experiments.train", *BASE, *args]
+    return subprocess.Popen(command, cwd=ROOT, **pipes)
 
 
 def six(folder, *args):
@@ -28,15 +45,19 @@ def six(folder, *args):
 
 
 def rows_of(folder):
-    def refuse(name):
-        raise AssertionError(name)
-
+    """The rows; NaN and Infinity are no JSON."""
     lines = (Path(folder) / metrics.METRICS).read_text().splitlines()
-    return [json.loads(line, parse_constant=refuse) for line in lines]
+    return [json.loads(line, parse_constant=pytest.fail) for line in lines]
 
 
 def without_clocks(rows):
     return [{name: v for name, v in row.items() if name not in _CLOCKS} for row in rows]
+
+
+def near(rows, tolerance):
+    """What other rows are compared to: floats within the tolerance, all else is the same."""
+    close = partial(pytest.approx, rel=tolerance, abs=tolerance)
+    return [{n: close(v) if type(v) is float else v for n, v in row.items()} for row in rows]
 
 
 def restored(folder, like):
@@ -51,12 +72,4 @@ def contents(folder):
 
 
 def copied(folder, target):
-    shutil.copytree(folder, target)
-    return target
-
-
-def assert_refused(message, expected, found):
-    """A message is one line that says what is expected first, and last what was found."""
-    line = message.rstrip("\n")
-    assert line.startswith(expected) and line.endswith(f", found {found}"), message
-    assert "\n" not in line
+    return shutil.copytree(folder, target)

@@ -12,28 +12,27 @@ import pytest
 import ccfl_jax
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def run(*command, cwd):
-    return subprocess.check_output(command, cwd=cwd, env=ENVIRONMENT, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.check_output(command, cwd=cwd, env=env, text=True)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The programs of an environment that has the wheel and what it asks for, nothing else."""
     base = tmp_path_factory.mktemp("wheel")
-    make = ["wheel", "-q", "--no-deps", f"--wheel-dir={base}", ROOT]
-    run(sys.executable, "-m", "pip", *make, cwd=base)
-    (wheel,) = base.glob("*.whl")
-    venv.create(base / "environment", with_pip=True)
-    programs = base / "environment" / "bin"
-    run(programs / "python", "-m", "pip", "install", "-q", str(wheel), cwd=base)
+    pip, programs = ("-m", "pip", "-q"), base / "environment" / "bin"
+    run(sys.executable, *pip, "wheel", "--no-deps", f"--wheel-dir={base}", ROOT, cwd=base)
+    venv.create(programs.parent, with_pip=True)
+    run(programs / "python", *pip, "install", *base.glob("*.whl"), cwd=base)
     return programs
 
 
 @pytest.mark.slow
 def test_commands_run_from_an_empty_folder(installed, tmp_path):
+    """And the library is typed, has its version, and brings no package `experiments`."""
     ccfl = partial(run, installed / "ccfl", cwd=tmp_path)
     assert "Trains one federated run" in ccfl("--help")
     out = ccfl("train", "--preset=digits", "--rounds=2", "--out_dir=run", "--compilation_cache=c")
@@ -42,10 +41,6 @@ def test_commands_run_from_an_empty_folder(installed, tmp_path):
     out = ccfl("schedule", "--preset=digits", "--rounds=20", "--file=a.npz")
     assert "20 rounds of 5 slots for 30 clients" in out and (tmp_path / "a.png").exists()
     assert "| cc_fedams | 0.02 | 2 | " in ccfl("table", "run")
-
-
-@pytest.mark.slow
-def test_the_library_is_typed_and_has_its_version(installed, tmp_path):
     code = (
         "import ccfl_jax, importlib.metadata, importlib.resources as r, importlib.util as u\n"
         "assert ccfl_jax.__version__ == importlib.metadata.version('ccfl_jax')\n"

@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import assert_refused
 
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
 from ccfl_jax.data.readers.tf_example import decode_example
 from experiments import debian_corpus
 from experiments.corpora import apt_lists, debian, stackoverflow_files
 
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "debian_tags"
 ANN, BOB = "Ann A <ann@example.org>", "Bob <bob@example.org>"
 
 
@@ -64,13 +62,12 @@ def write(folder, packages=PACKAGES, translations=TRANSLATIONS):
     return paths
 
 
+def line(out, *arguments):
+    return ["debian_corpus", f"--out_dir={out}", *map(str, arguments)]
+
+
 def run(out, *arguments):
-    return debian_corpus.main(["debian_corpus", f"--out_dir={out}", *map(str, arguments)])
-
-
-def refused(capsys, out, arguments, expected, found):
-    assert run(out, *arguments) == 2
-    assert_refused(capsys.readouterr().err, f"debian_corpus: {expected}", found)
+    return debian_corpus.main(line(out, *arguments))
 
 
 def rows(out, table):
@@ -108,20 +105,18 @@ def test_texts_are_treated_as_in_the_release(text, expected):
 
 
 def test_the_files_have_the_release_s_form(tmp_path, capsys):
+    out = tmp_path / "out"
     many = "".join(record(f"p{k:02d}", BOB, f"t::{k % 3}") for k in range(12))
     long = "".join(translation(f"p{k:02d}", f"word{k % 2} all") for k in range(12))
-    files = write(tmp_path, PACKAGES + many, TRANSLATIONS + long)
-    out = tmp_path / "out"
-    assert run(out, *files) == 0
-    line = capsys.readouterr().out
+    assert run(out, *write(tmp_path, PACKAGES + many, TRANSLATIONS + long)) == 0
+    said = capsys.readouterr().out
     # Client 0 is held out; Bob's are p00..p11, ubuntu and zip: the 5th and 10th are p04 and p09.
-    assert "2 clients, 17 examples (train 12, test 2, heldout 3), 6 tags" in line
-    assert "0 examples without a body, from 2 lists" in line
+    assert "2 clients, 17 examples (train 12, test 2, heldout 3), 6 tags" in said
+    assert "0 examples without a body, from 2 lists" in said
     assert sorted(path.name for path in out.iterdir()) == sorted(stackoverflow_files.OUTPUT)
     stored = rows(out, "examples")
-    assert Counter(row[:2] for row in stored) == {
-        (split, client): count for client, split, count in rows(out, "client_metadata")
-    }
+    counts = {(split, client): count for client, split, count in rows(out, "client_metadata")}
+    assert Counter(row[:2] for row in stored) == counts
     names = {"creation_date", "score", "tags", "title", "tokens", "type"}
     decoded = [decode_example(row[2], names) for row in stored]
     assert all(set(features) == names for features in decoded)
@@ -130,8 +125,8 @@ def test_the_files_have_the_release_s_form(tmp_path, capsys):
     (zipped,) = [f for f in decoded if f["title"] == [b"zip tool"]]
     assert zipped["tags"] == [b"role::program|use::storing|works-with::archive"]
     assert zipped["tokens"] == [b"zip , zip"] and zipped["score"] == [0]
-    words = (out / "word_count").read_text().splitlines()
-    assert words == [f"{w} 1" for w in [",", "all", "circle", "the", "word0", "word1", "zip"]]
+    words = [",", "all", "circle", "the", "word0", "word1", "zip"]
+    assert (out / "word_count").read_text() == "".join(f"{word} 1\n" for word in words)
     tags = ["role::program", "t::0", "t::1", "t::2", "use::storing", "works-with::archive"]
     assert json.loads((out / "tag_count").read_text()) == dict.fromkeys(tags, 1)
 
@@ -161,10 +156,9 @@ def test_the_same_lists_give_the_same_bytes(tmp_path):
     zipped, packed = tmp_path / "debian_Packages.gz", tmp_path / "debian_Translation-en.xz"
     zipped.write_bytes(gzip.compress(files[0].read_bytes()))
     packed.write_bytes(lzma.compress(files[1].read_bytes()))
-    assert run(tmp_path / "a", *files) == 0
-    assert run(tmp_path / "b", packed, zipped) == 0
-    for name in stackoverflow_files.OUTPUT:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert [run(a, *files), run(b, packed, zipped)] == [0, 0]
+    assert all((a / n).read_bytes() == (b / n).read_bytes() for n in stackoverflow_files.OUTPUT)
 
 
 _HELPED = shutil.which("lz4") and Path(apt_lists._APT_HELPER).exists()
@@ -181,7 +175,7 @@ def test_lists_that_apt_has_compressed(tmp_path, capsys):
     assert f"{packed}: " in capsys.readouterr().err
 
 
-def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
+def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys, refuses):
     lists = write(tmp_path / "lists")[0].parent
     for other in ("debian_Translation-de", "debian_Sources", "debian_InRelease"):
         (lists / other).write_text("x")
@@ -189,73 +183,51 @@ def test_the_machine_s_own_lists_are_the_default(tmp_path, monkeypatch, capsys):
     assert run(tmp_path / "out") == 0
     assert "5 examples" in capsys.readouterr().out
     (lists / "debian_Translation-en").unlink()
-    expected = f"{lists}: expected at least one Translation-en file (or --fetch)"
-    refused(capsys, tmp_path / "other", [], expected, "none")
+    message = f"{lists}: expected at least one Translation-en file (or --fetch), found none"
+    refuses(message, debian_corpus.main, *line(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
 
 
-_NO_TAGS = "lists: expected packages with the field Tag"
-_TAG = "package 'a': expected names and commas as Tag"
+_NO_TAGS = "lists: expected packages with the field Tag..., found none"
+_TAG = "package 'a': expected names and commas as Tag, found "
 
 
 @pytest.mark.parametrize(
-    ("packages", "expected", "found"),
+    ("packages", "message"),
     [
-        ("", _NO_TAGS, "none"),
-        (record("a", tags=None), _NO_TAGS, "none"),
-        (record("a", tags="{b,c}"), _TAG, "'{b,c}'"),
-        (record("a", tags="b::c,"), _TAG, "'b::c,'"),
-        (record("a", maintainer=""), "package 'a': expected a field Maintainer", "none"),
-        (record("a")[:-3], "{}: line 6: expected a whole line", "no newline"),
-        (record("a") + " more\n", "{}: line 8: expected FIELD: TEXT", "' more\\n'"),
-        (record("a") + "nonsense\n", "{}: line 8: expected FIELD: TEXT", "'nonsense\\n'"),
-        (record("b"), "lists: expected long descriptions ", "none"),
+        ("", _NO_TAGS),
+        (record("a", tags=None), _NO_TAGS),
+        (record("a", tags="{b,c}"), _TAG + "'{b,c}'"),
+        (record("a", tags="b::c,"), _TAG + "'b::c,'"),
+        (record("a", maintainer=""), "package 'a': expected a field Maintainer, found none"),
+        (record("a")[:-3], "{}: line 6: expected a whole line, found no newline"),
+        (record("a") + " more\n", "{}: line 8: expected FIELD: TEXT, found ' more\\n'"),
+        (record("a") + "nonsense\n", "{}: line 8: expected FIELD: TEXT, found 'nonsense\\n'"),
+        (record("b"), "lists: expected long descriptions ..., found none"),
     ],
 )
-def test_lists_that_are_no_lists_are_refused(tmp_path, capsys, packages, expected, found):
+def test_lists_that_are_no_lists_are_refused(tmp_path, refuses, packages, message):
     files = write(tmp_path, packages, translation("a", "text"))
-    refused(capsys, tmp_path / "out", files, expected.format(files[0]), found)
+    message = message.replace("{}", str(files[0]))
+    refuses(message, debian_corpus.main, *line(tmp_path / "out", *files))
     assert not (tmp_path / "out").exists()
 
 
-_BROKEN = {
-    "nothing": None,
-    "cut.gz": gzip.compress(b"a: b", mtime=0)[:-9],
-    "latin": b"Package: \xff\n",
-}
-
-
-@pytest.mark.parametrize(("name", "content"), _BROKEN.items())
-def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys, name, content):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("none", None), ("cut.gz", gzip.compress(b"a: b", mtime=0)[:-9]), ("latin", b"a: \xff\n")],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, refuses, name, content):
+    path = tmp_path / name
     if content is not None:
-        (tmp_path / name).write_bytes(content)
-    assert run(tmp_path / "out", tmp_path / name) == 2
-    error = capsys.readouterr().err
-    assert f"{tmp_path / name}" in error and error.count("\n") == 1
+        path.write_bytes(content)
+    refuses(f"...{path}...", debian_corpus.main, *line(tmp_path / "out", path))
 
 
-def test_a_suite_and_a_folder_that_cannot_be_used_are_refused(tmp_path, capsys):
-    suite = ["--fetch=a b"]
-    refused(capsys, tmp_path / "out", suite, "--fetch: expected a Debian suite such as", "'a b'")
+def test_a_suite_and_a_folder_that_cannot_be_used_are_refused(tmp_path, refuses):
+    suite = "--fetch: expected a Debian suite such as ..., found 'a b'"
+    refuses(suite, debian_corpus.main, *line(tmp_path / "out", "--fetch=a b"))
     (tmp_path / "tag_count").write_text("mine")
-    expected = "--out_dir: expected a folder without earlier output"
-    refused(capsys, tmp_path, write(tmp_path), expected, "tag_count")
+    kept = "--out_dir: expected a folder without earlier output, found tag_count"
+    refuses(kept, debian_corpus.main, *line(tmp_path, *write(tmp_path)))
     assert (tmp_path / "tag_count").read_text() == "mine"
-
-
-LISTS = sorted(apt_lists.LISTS.glob("*bookworm_main_binary-*_Packages*"))
-
-
-@pytest.mark.skipif(not (SHARED.is_dir() and LISTS), reason=f"needs {SHARED} and apt's lists")
-def test_this_machine_s_lists_give_about_the_known_corpus(monkeypatch):
-    # The known corpus leaves out what security updates have replaced, which are untagged.
-    monkeypatch.setattr(debian, "tokens", lambda text: ["word"])
-    examples = debian.read_examples(LISTS)
-    assert len(examples) == pytest.approx(29_770, rel=0.03)
-    assert len({e.client for e in examples}) == pytest.approx(1_810, rel=0.03)
-    counts = json.loads((SHARED / "tag_count").read_text())
-    pairs = {(tag, e.client) for e in examples if e.split == "train" for tag in e.tags}
-    users = Counter(tag for tag, _ in pairs)
-    assert len(users) == pytest.approx(len(counts), rel=0.03)
-    common = sorted(counts, key=lambda tag: -counts[tag])[:50]
-    assert [users[tag] for tag in common] == pytest.approx([counts[t] for t in common], rel=0.15)

@@ -25,11 +25,8 @@ PARAMETERS = {
     ("stackoverflow", "tags"): 10_000 * 500 + 500,
     ("digits", "logistic"): 64 * 10 + 10,
 }
-PAIRS = [
-    pytest.param(d, m, marks=pytest.mark.slow if "resnet" in m else [])
-    for d, known in flag_rules.DATASETS.items()
-    for m in known.models
-]
+PAIRS = [(dataset, m) for dataset, known in flag_rules.DATASETS.items() for m in known.models]
+PAIRS = [pytest.param(*p, marks=pytest.mark.slow if "resnet" in p[1] else []) for p in PAIRS]
 
 
 def task(dataset, model, rows=2):

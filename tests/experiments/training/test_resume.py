@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
-from small_runs import assert_refused, contents, copied, restored, rows_of, six, without_clocks
+from small_runs import contents, copied, line, restored, rows_of, six, without_clocks
 
 import ccfl_jax as ccfl
 from ccfl_jax.runs import checkpoints, metrics, run_config
+from experiments import train
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture
@@ -17,13 +21,9 @@ def folder(straight, tmp_path):
     return copied(straight[0], tmp_path / "a")
 
 
-def lose(folder, name=""):
+def lose(folder, name="6"):
+    """As after a kill between the row of the last round and its checkpoint."""
     shutil.rmtree(folder / checkpoints.CHECKPOINTS / name)
-
-
-def lose_last(folder):
-    """As after a kill between the row of round 6 and its checkpoint."""
-    lose(folder, "6")
 
 
 def cut_last(folder):
@@ -32,9 +32,9 @@ def cut_last(folder):
 
 
 def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, folder, ready, capsys):
-    """Round 6 is run and written again. The larger total, the interval and the lanes may change."""
-    lose_last(folder)
-    assert six(folder, "--rounds=7", "--eval_every=3", "--lanes=3", "--resume") == 0
+    """Round 6 is run and written again. The larger total and the interval may change."""
+    lose(folder)
+    assert six(folder, "--rounds=7", "--eval_every=3", "--resume") == 0
     rows = rows_of(folder)
     assert [row["round"] for row in rows] == [0, 2, 4, 6, 7]
     assert without_clocks(rows[:4]) == without_clocks(straight[1])
@@ -44,11 +44,9 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, folder, ready, caps
     assert ccfl.Schedule.load(folder / metrics.SCHEDULE).num_rounds == 7
     assert "after 7 rounds" in capsys.readouterr().out
     lose(folder, "7")
-    resumed, whole = (restored(path, ready.progress.states) for path in (folder, straight[0]))
-    assert int(resumed.round) == int(whole.round) == 6
-    numbers = [jax.tree.leaves(state._replace(key=None)) for state in (resumed, whole)]
-    for ours, theirs in zip(*numbers, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    both = [restored(path, ready.progress.states) for path in (folder, straight[0])]
+    assert [int(state.round) for state in both] == [6, 6]
+    jax.tree.map(np.testing.assert_array_equal, *(state._replace(key=None) for state in both))
 
 
 @pytest.mark.slow
@@ -68,9 +66,9 @@ def test_a_run_is_resumed_on_other_devices(straight, tmp_path, first, then):
 @pytest.mark.parametrize(
     ("harm", "args", "says"),
     [
-        (lose_last, ["--data_memory=0.25"], "pieces of 1 to 1 rounds"),  # of the two that are left
+        (lose, ["--data_memory=0.25", "--lanes=3"], "pieces of 1 to 1 rounds"),  # two are left
         (cut_last, [], "warning   {}: the checkpoint of round 6 is not whole ("),
-        (lose, [], "warning   {}: no checkpoint yet, from the start"),
+        (partial(lose, name=""), [], "warning   {}: no checkpoint yet, from the start"),
     ],
 )
 def test_a_run_is_resumed_from_what_is_left(straight, folder, capsys, harm, args, says):
@@ -81,10 +79,9 @@ def test_a_run_is_resumed_from_what_is_left(straight, folder, capsys, harm, args
 
 
 def test_resuming_a_finished_run_changes_no_file(straight, folder, capsys):
-    before = contents(folder)
+    before, accuracy = contents(folder), straight[1][-1]["test_accuracy"]
     assert six(folder, "--resume") == 0
     assert contents(folder) == before
-    accuracy = straight[1][-1]["test_accuracy"]
     assert f"test accuracy {accuracy:.4g} after 6 rounds" in capsys.readouterr().out
 
 
@@ -100,52 +97,52 @@ def edit_settings(folder):
     config.write_text(config.read_text().replace('"local_lr": 0.01', '"local_lr": 0.02'))
 
 
-_SAME = "{}: expected the same settings, except "
+@pytest.fixture
+def refused(folder, refuses):
+    """`refused(message, *args)`: the command line is refused, and no file of the run changes."""
+
+    def check(message, *args):
+        before, args = contents(folder), ["--eval_every=2", f"--out_dir={folder}", *args]
+        refuses(message.format(folder), train.main, *line(*args))
+        assert contents(folder) == before
+
+    return check
+
+
+_SAME = "{}: expected the same settings, except ..., found "
 
 
 @pytest.mark.parametrize(
-    ("edit", "args", "expected", "found"),
+    ("edit", "args", "message"),
     [
-        (None, ["--alpha=0.3"], _SAME, "alpha 0.5 -> 0.3"),
-        (None, ["--seed=1", "--num_clients=13"], _SAME, "num_clients 12 -> 13, seed 0 -> 1"),
-        (None, ["--server=cc_fedadam"], _SAME, "server 'cc_fedams' -> 'cc_fedadam'"),
-        (None, ["--rounds=5"], "--rounds: expected at least 6, the rounds done", "5"),
-        (plan_another, [], "{}/schedule.npz: expected the 6 rounds done as these ", "others"),
-        (edit_settings, ["--local_lr=0.02"], "{}: expected the settings of the check", "others"),
+        (None, ["--alpha=0.3"], _SAME + "alpha 0.5 -> 0.3"),
+        (None, ["--seed=1", "--num_clients=13"], _SAME + "num_clients 12 -> 13, seed 0 -> 1"),
+        (None, ["--server=cc_fedadam"], _SAME + "server 'cc_fedams' -> 'cc_fedadam'"),
+        (None, ["--rounds=5"], "--rounds: expected at least 6, the rounds done..., found 5"),
+        (plan_another, [], "{}/schedule.npz: expected the 6 rounds done..., found others"),
+        (edit_settings, ["--local_lr=0.02"], "{}: expected the settings of the ..., found others"),
     ],
 )
-def test_resume_under_another_configuration(folder, capsys, edit, args, expected, found):
+def test_resume_under_another_configuration(folder, refused, edit, args, message):
     if edit:
         edit(folder)
-    before = contents(folder)
-    assert six(folder, "--rounds=9", "--resume", *args) == 2
-    assert_refused(capsys.readouterr().err, f"train: {expected}".format(folder), found)
-    assert contents(folder) == before
+    refused(message, "--rounds=9", "--resume", *args)
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
-def test_resume_where_there_is_no_run(tmp_path, capsys, name):
+def test_resume_where_there_is_no_run(tmp_path, refuses, name):
     (tmp_path / "empty").mkdir()
-    assert six(tmp_path / name, "--resume") == 2
-    expected = f"train: {tmp_path / name}: expected the folder of an earlier run"
-    assert_refused(capsys.readouterr().err, expected, "no config.json")
+    message = f"{tmp_path / name}: expected the folder of an earlier run, found no config.json"
+    refuses(message, train.main, *line(f"--out_dir={tmp_path / name}", "--resume"))
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_run_is_overwritten_only_on_request_and_alone(folder, capsys):
-    before = contents(folder)
-    assert six(folder) == 2
-    expected = f"train: {folder}: expected a new or an empty folder"
-    assert_refused(capsys.readouterr().err, expected, "content")
-    assert contents(folder) == before
-    assert six(folder, "--rounds=1", "--overwrite") == 0
-    assert [row["round"] for row in rows_of(folder)] == [0, 1]
+def test_a_run_is_overwritten_only_on_request_and_alone(folder, refused):
+    refused("{}: expected a new or an empty folder..., found content")
+    assert six(folder, "--rounds=2", "--overwrite") == 0
+    assert [row["round"] for row in rows_of(folder)] == [0, 2]
     (folder / "notes.txt").write_text("mine")
-    before = contents(folder)
-    assert six(folder, "--overwrite") == 2
-    expected = f"train: {folder}: expected only config.json, "
-    assert_refused(capsys.readouterr().err, expected, "notes.txt")
-    assert contents(folder) == before
+    refused("{}: expected only config.json, ..., found notes.txt", "--overwrite")
 
 
 def test_divergence_ends_the_run_and_is_said(tmp_path, capsys):
@@ -153,11 +150,9 @@ def test_divergence_ends_the_run_and_is_said(tmp_path, capsys):
     folder, args = tmp_path / "a", ["--server_lr=3e38", "--rounds=8"]
     assert six(folder, *args) == 3
     assert "DIVERGED" in capsys.readouterr().out
-    rows = rows_of(folder)
-    assert [row["diverged"] for row in rows] == [False] * (len(rows) - 1) + [True]
-    assert rows[-1]["round"] < 8
-    assert rows[-1]["test_loss"] is None
-    assert (folder / "curves.png").exists()
+    *before, last = rows_of(folder)
+    assert last["diverged"] and not any(row["diverged"] for row in before)
+    assert last["round"] < 8 and last["test_loss"] is None
     before = contents(folder)  # resuming would only repeat it
     assert six(folder, *args, "--resume") == 3
     assert contents(folder) == before
@@ -168,9 +163,8 @@ def test_too_many_rejected_uploads_end_a_run(tmp_path, capsys):
     folder, args = tmp_path / "a", ["--local_lr=3e38", "--rounds=8"]
     assert six(folder, *args, "--max_rejected=7") == 3
     rows = rows_of(folder)
-    assert [row["round"] for row in rows] == [0, 2, 4]
-    assert [row["rejected"] for row in rows] == [None, 6, 6]
-    assert [row["diverged_at"] for row in rows] == [None, None, 4]
+    told = [(row["round"], row["rejected"], row["diverged_at"]) for row in rows]
+    assert told == [(0, None, None), (2, 6, None), (4, 6, 4)]
     schedule = ccfl.Schedule.load(folder / metrics.SCHEDULE)
     names, counts = np.unique(schedule.client[2:4], return_counts=True)
     assert rows[2]["rejected_clients"] == dict(zip(map(str, names), map(int, counts), strict=True))

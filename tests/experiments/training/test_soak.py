@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import reference
 from problems import drawn_batches, softmax_gradient
-from small_runs import restored
+from small_runs import ROOT, restored
 
 import ccfl_jax as ccfl
 from ccfl_jax.runs import metrics
 from experiments.config import run_flags
 from experiments.training import run_setup
 
-_ROOT = Path(__file__).parents[3]
-_PRESET = f"--flagfile={_ROOT / 'experiments/presets/digits.flags'}"
+_PRESET = f"--flagfile={ROOT / 'experiments/presets/digits.flags'}"
 _LOCAL_LR, _SERVER_LR, _BATCH, _DELAY = 0.01, 0.02, 20, 5
 
 
@@ -34,7 +33,7 @@ def _schedule(rounds):
 def _watched(command, path, rows):
     """Runs it; resident MB and open files after a quarter of the rows, and before the last."""
     environment, seen = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}, []
-    process = subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     while process.poll() is None:
         time.sleep(0.2)
         written = path.read_bytes().count(b"\n") if path.exists() else 0
@@ -55,16 +54,13 @@ def _twin(ready, schedule):
     """The last model of Algorithm 2 in float64; clients are distinct in a round."""
     arrays = {n: np.asarray(a) for n, a in ready.problem.data.arrays.items()}
     x, y = arrays["x"].astype(np.float64).reshape(len(arrays["y"]), -1), arrays["y"]
-    own = np.split(
-        np.asarray(ready.problem.data.indices), np.asarray(ready.problem.data.offsets)[1:-1]
-    )
-    state = ready.progress.states
+    indices, offsets = map(np.asarray, (ready.problem.data.indices, ready.problem.data.offsets))
+    own, state = np.split(indices, offsets[1:-1]), ready.progress.states
 
     def batches(t, slot):
         client, work = schedule.client[t, slot], schedule.work[t, slot]
-        rows = own[client]
-        drawn = drawn_batches(state.key, t, client, 0, len(rows), _BATCH, work)
-        return [rows[positions] for positions in drawn]
+        drawn = drawn_batches(state.key, t, client, 0, len(own[client]), _BATCH, work)
+        return [own[client][positions] for positions in drawn]
 
     def steps(t, slot):
         return schedule.work[t, slot] * -(-len(own[schedule.client[t, slot]]) // _BATCH)
@@ -83,8 +79,7 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path):
     schedule = _schedule(rounds)
     schedule.save(file)
     args = [_PRESET, "--model=logistic", f"--rounds={rounds}", f"--schedule_file={file}"]
-    args += ["--eval_every=10", "--checkpoint_every=50", "--devices=1", "--noprogress"]
-    args += ["--compilation_cache=off"]
+    args += ["--eval_every=10", "--checkpoint_every=50", "--devices=1", "--compilation_cache=off"]
     command = [sys.executable, "-m", "experiments.train", *args, f"--out_dir={folder}"]
     trained = _watched(command, folder / metrics.METRICS, rounds // 10 + 1)
     growth = np.polyfit(np.arange(len(trained)), trained[:, 0], 1)[0] * len(trained)

@@ -14,7 +14,7 @@ SCHEDULE = ccfl.Schedule(
     client=np.array([[0, 1], [3, 2]], np.int32),
     staleness=np.array([[0, 0], [1, 0]], np.int32),
     work=np.array([[2, 3], [4, 1]], np.int32),
-    present=np.array([[True, True], [True, True]]),
+    present=np.ones((2, 2), bool),
 )
 SIZES = np.array([8, 20, 5, 0])
 
