@@ -125,13 +125,19 @@ def test_hits_of_an_evaluation_are_counted_beyond_2_to_the_24():
 
 
 def test_a_clients_rows_begin_beyond_2_to_the_24():
-    """At 2^24 + 1, which is no float32, right behind all those of a client of row 0."""
+    """At 2^24 + 1, which is no float32, right behind all those of a client of row 0; the loss is x
+    times the mean of the batch's values."""
+
+    def loss(params, batch, mask, key):
+        return params["x"] * jnp.where(mask, batch["v"], 0.0).sum() / mask.sum()
+
     big = 2**24 + 1
     indices = np.zeros(big + 3, np.int32)
     indices[big:] = [1, 2, 3]
     arrays = {"v": np.array([100.0, 1.0, 2.0, 4.0], np.float32)}
     data = ccfl.FederatedData.from_offsets(arrays, indices, np.array([0, big, big + 3]))
-    task, server = problems.values_task(), ccfl.cc_fedavg()
+    task = ccfl.Task(lambda key: {"x": jnp.zeros(())}, loss, lambda params, batch, mask: {})
+    server = ccfl.cc_fedavg()
     round_fn = ccfl.build_round(task, server, 1.0, BATCH)
     start = ccfl.init_state(task, server, jax.random.key(0))
     end, info = ccfl.run_rounds(round_fn, start, make_schedule([[1]]), data)

@@ -18,6 +18,8 @@ from ccfl_jax.data.readers.tf_example import decode_example
 from experiments import debian_corpus
 from experiments.corpora import apt_lists, debian, stackoverflow_files
 
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "debian_tags"
+LISTS = sorted(apt_lists.LISTS.glob("*bookworm_main_binary-*_Packages*"))
 ANN, BOB = "Ann A <ann@example.org>", "Bob <bob@example.org>"
 
 
@@ -231,3 +233,18 @@ def test_a_suite_and_a_folder_that_cannot_be_used_are_refused(tmp_path, refuses)
     kept = "--out_dir: expected a folder without earlier output, found tag_count"
     refuses(kept, debian_corpus.main, *line(tmp_path, *write(tmp_path)))
     assert (tmp_path / "tag_count").read_text() == "mine"
+
+
+@pytest.mark.skipif(not (SHARED.is_dir() and LISTS), reason=f"needs {SHARED} and apt's lists")
+def test_this_machine_s_lists_give_about_the_known_corpus(monkeypatch):
+    # The known corpus leaves out what security updates have replaced, which are untagged.
+    monkeypatch.setattr(debian, "tokens", lambda text: ["word"])
+    examples = debian.read_examples(LISTS)
+    assert len(examples) == pytest.approx(29_770, rel=0.03)
+    assert len({e.client for e in examples}) == pytest.approx(1_810, rel=0.03)
+    counts = json.loads((SHARED / "tag_count").read_text())
+    pairs = {(tag, e.client) for e in examples if e.split == "train" for tag in e.tags}
+    users = Counter(tag for tag, _ in pairs)
+    assert len(users) == pytest.approx(len(counts), rel=0.03)
+    common = sorted(counts, key=lambda tag: -counts[tag])[:50]
+    assert [users[tag] for tag in common] == pytest.approx([counts[t] for t in common], rel=0.15)
