@@ -45,7 +45,8 @@ def singles():
 
 
 @pytest.mark.parametrize(
-    ("devices", "together", "donate"), [(None, None, False), (None, 2, False), (4, 2, True)]
+    ("devices", "together", "donate"),
+    [(None, None, False), pytest.param(None, 2, False, marks=pytest.mark.slow), (4, 2, True)],
 )
 def test_a_trial_is_the_single_run(singles, devices, together, donate):
     """In two pieces; other rates, seeds and pieces compile nothing."""

@@ -1,6 +1,7 @@
 """The same command gives the same bytes, and no global generator is read or changed."""
 
 import csv
+import functools
 import os
 import random
 import re
@@ -25,28 +26,33 @@ RUN = [
     "--dataset=digits", "--model=logistic", "--num_clients=12", "--buffer_size=3", "--max_delay=2",
     "--local_epochs=1", "--rounds=4", "--eval_every=2", "--devices=1", "--compilation_cache=off",
 ]  # fmt: skip
-CODE = """
-import sys
-from experiments import sweep, train
-sys.exit(train.main(["train", *sys.argv[1:], "--server_lr=0.1", "--out_dir=train", "--noprogress"])
-    or sweep.main(["sweep", *sys.argv[1:], "--vary=server_lr=0.1,3e38", "--out_dir=sweep"]))
-"""
+COMMANDS = {  # own flags, exit code; half of the sweep diverges
+    "train": (["--server_lr=0.1", "--noprogress"], 0),
+    "sweep": (["--vary=server_lr=0.1,3e38"], 3),
+}
 CLOCKS = ("seconds", "compile_seconds")
 
 
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory):
-    """A run, and a sweep of which half diverges, by processes with other hash seeds.
+    """`twice(command)`: the folders of two processes of it, with other hash seeds.
 
     The second finds the first one's programs, if it asks for the same.
     """
-    folders = [tmp_path_factory.mktemp(seed) for seed in "12"]
-    for folder, seed in zip(folders, "12", strict=True):
-        own = {"PYTHONHASHSEED": seed, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-        env = os.environ | {"PYTHONPATH": str(ROOT)} | own
-        with (folder / "out").open("w") as out:
-            command = [sys.executable, "-c", CODE, *RUN]
-            assert subprocess.run(command, cwd=folder, env=env, stdout=out).returncode == 3
+
+    @functools.cache
+    def folders(command):
+        made, (own, code) = [], COMMANDS[command]
+        line = [sys.executable, "-m", f"experiments.{command}", *RUN, *own, f"--out_dir={command}"]
+        for seed in "12":
+            made.append(tmp_path_factory.mktemp(f"{command}{seed}"))
+            env = {"PYTHONHASHSEED": seed, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+            env = os.environ | {"PYTHONPATH": str(ROOT)} | env
+            with (made[-1] / "out").open("w") as out:
+                done = subprocess.run(line, cwd=made[-1], env=env, stdout=out)
+            assert done.returncode == code
+        return made
+
     return folders
 
 
@@ -56,11 +62,13 @@ def without_clocks(text):
 
 
 def test_two_processes_write_the_same_run(twice):
-    texts = [without_clocks((folder / "train/metrics.jsonl").read_text()) for folder in twice]
+    texts = [
+        without_clocks((folder / "train/metrics.jsonl").read_text()) for folder in twice("train")
+    ]
     assert texts[0] == texts[1] and texts[0].count("\n") == 3
     assert texts[0].count('"seconds": ,') == 3  # what was cut out is there
     for name in ("schedule.npz", "config.json"):
-        contents = [(folder / "train" / name).read_bytes() for folder in twice]
+        contents = [(folder / "train" / name).read_bytes() for folder in twice("train")]
         assert contents[0] == contents[1], name
 
 
@@ -68,24 +76,28 @@ def test_mc_10_the_header_says_what_the_history_costs(twice):
     """Three models of 64 * 10 + 10 numbers of four bytes."""
     megabytes = 3 * (64 * 10 + 10) * 4 / 1e6
     text = f"logistic: 650 parameters; history of 3 models, {megabytes:.2f} MB;"
-    assert text in (twice[0] / "out").read_text()
+    assert text in (twice("train")[0] / "out").read_text()
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_sweep(twice):
-    tables = []
-    for folder in twice:
+    tables, (first, _) = [], twice("sweep")
+    for folder in twice("sweep"):
         with open(folder / "sweep/results.csv", newline="") as file:
             tables.append([{**row, **dict.fromkeys(CLOCKS)} for row in csv.DictReader(file)])
     assert tables[0] == tables[1] and len({row["trial"] for row in tables[0]}) == 2
-    names = [path.relative_to(twice[0]) for path in (twice[0] / "sweep").rglob("*.json")]
+    names = [path.relative_to(first) for path in (first / "sweep").rglob("*.json")]
     for name in names:
-        texts = [without_clocks((folder / name).read_text()) for folder in twice]
+        texts = [without_clocks((folder / name).read_text()) for folder in twice("sweep")]
         assert texts[0] == texts[1], name
     assert len(names) == 3  # two trials and the summary
 
 
-def test_files_are_strict_json_also_of_what_diverged(twice):
-    for path in [path for path in twice[0].rglob("*.json*") if "checkpoints" not in path.parts]:
+@pytest.mark.parametrize("command", ["train", pytest.param("sweep", marks=pytest.mark.slow)])
+def test_files_are_strict_json_also_of_what_diverged(twice, command):
+    for path in [
+        path for path in twice(command)[0].rglob("*.json*") if "checkpoints" not in path.parts
+    ]:
         data = path.read_bytes()
         parts = data.splitlines() if path.suffix == ".jsonl" else [data]
         values = [files.as_json(part, path) for part in parts]

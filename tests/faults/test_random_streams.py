@@ -103,6 +103,7 @@ def test_dropout_and_crops_move_no_batch(unit):
     assert abs(drawn[0].train_loss - drawn[1].train_loss).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_no_key_is_derived_for_two_purposes(monkeypatch):
     """Run as Python, step by step: what is folded into a key names one place of the code."""
     purposes, fold_in = defaultdict(set), jax.random.fold_in

@@ -54,6 +54,7 @@ def test_a_run(straight, tmp_path, capsys):
     assert "| cc_fedams | 0.1 | 6 |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sweep(tmp_path, capsys):
     """A checkpoint with the rows of its trial; a record that names what was varied, and no more."""
 
