@@ -141,7 +141,7 @@ def _client_part(
         start_model = past.read(state.history, slot.start)
         key = jax.random.fold_in(state.key, state.round)
         key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.number)
-        optimiser = local(state.round) if callable(local) else local
+        optimiser: Any = local(state.round) if callable(local) else local
         cc_local = build_local(task, optimiser, batch_size, unit, normalise)
         upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
         return upload, report, (report.steps > 0) & tree_util.all_finite(upload)
