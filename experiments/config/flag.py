@@ -192,7 +192,7 @@ def _words(rest: list[str], known: Table) -> list[str]:
     end = rest.index("--") if "--" in rest else len(rest)
     for arg in rest[:end]:
         if arg.startswith("-") and arg.strip("-"):
-            name = arg.partition("=")[0]
+            name = repr(arg.partition("=")[0])[1:-1]  # one line, whatever it has
             near = nearest(name, [f"--{one}" for one in known])
             raise ValueError(
                 f"{name:.80}: expected a flag that --help names, found an unknown one{near}"

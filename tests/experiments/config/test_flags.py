@@ -137,6 +137,7 @@ _PLACE = "--coordinator: expected auto, or HOST:PORT with both, found"
     ("--seeds=0, 1", f"--seeds: {_FLAG}; did you mean --seed?"),
     ("--" + "b" * 5998 + "=1", f"--bbb...b: {_FLAG}"),
     ("-x", f"-x: {_FLAG}"),
+    ("-\x1d", f"-\\x1d: {_FLAG}; ..."),
     ("--undefok=x --x=1", "--undefok: expected only flags that --help names, found it"),
     ("--rounds", f"--rounds: expected {_COUNT}, found no value"),
     ("--noprogress=1", "--noprogress: expected no value, found '1'"),
