@@ -37,7 +37,8 @@ def programs_let_go():
 
 @pytest.fixture(scope="module")
 def quickly_compiled():
-    """The compiler optimises little, which halves its time; numbers keep their tolerances."""
+    """The compiler optimises little, which halves its time; numbers keep their tolerances. It
+    holds for processes that a test starts, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", True)

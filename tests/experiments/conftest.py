@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import pytest
 
 from experiments.config.run_flags import RUN
@@ -12,9 +11,8 @@ _PROGRAM = [n for n, one in RUN.items() if one.may_change == "never" and not one
 
 
 @pytest.fixture(scope="module", autouse=True)
-def shared_programs():
-    """Equal settings give the same task and round function, so that jit finds their programs; the
-    compiler optimises little, which halves its time. Commands in processes of their own do too."""
+def shared_programs(quickly_compiled):
+    """Equal settings give the same task and round function, so that jit finds their programs."""
     task, round_at, kept = parts.task, parts.round_at, {}
 
     def task_once(dataset, model, dtype, train):
@@ -28,10 +26,7 @@ def shared_programs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "task", task_once)
         patch.setattr(parts, "round_at", round_once)
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        jax.config.update("jax_disable_most_optimizations", True)
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
