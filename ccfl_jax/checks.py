@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
+import jax
 import numpy as np
+
+_PROMOTION = "jax_numpy_dtype_promotion"
 
 
 def is_whole(value: Any) -> bool:
@@ -15,11 +18,17 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_whole(name: str, value: int, least: int, most: int | None = None) -> None:
-    """Raises ValueError unless `value` is an integer in [least, most]."""
+def plain(value: Any) -> Any:
+    """`value`, as Python's if it is a number of NumPy: its short and unsigned ones overflow."""
+    return value.item() if isinstance(value, np.number) else value
+
+
+def check_whole(name: str, value: int, least: int, most: int | None = None) -> int:
+    """Raises ValueError unless `value` is an integer in [least, most]; it as Python's."""
     if not is_whole(value) or value < least or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name}: expected an integer {bounds}, found {value!r}")
+    return int(value)
 
 
 def check_seed(seed: int) -> None:
@@ -27,14 +36,16 @@ def check_seed(seed: int) -> None:
     check_whole("seed", seed, 0, 2**32 - 1)
 
 
-def check_work(local_work: int, randomness: float) -> None:
-    """Raises ValueError unless K R, the most work of a client, is an integer in [1, 2**31)."""
-    most = local_work * randomness
-    if not (1 <= most < 2**31 and most == int(most)):
+def check_work(local_work: int, randomness: float) -> int:
+    """K R, the most work of a client; ValueError unless it is an integer in [1, 2**31)."""
+    most = plain(local_work) * plain(randomness)
+    is_bool = isinstance(randomness, bool | np.bool_)
+    if is_bool or not (1 <= most < 2**31 and most == int(most)):
         raise ValueError(
             f"local_work * randomness: expected an integer >= 1, found {local_work} * {randomness} "
             f"= {most}"
         )
+    return int(most)
 
 
 def check_number(
@@ -50,9 +61,29 @@ def check_number(
     raise ValueError(f"{name}: expected a finite number{bounds}, found {value!r}")
 
 
+def check_kind(name: str, value: Any, kind: Any, words: str) -> None:
+    """Raises ValueError unless `value` is of this kind, which the message calls `words`."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: expected {words}, found {one_line(repr(value))}")
+
+
+def check_promotion() -> None:
+    """Raises ValueError where JAX was told not to promote numbers of different dtypes."""
+    found = getattr(jax.config, _PROMOTION)
+    if found != "standard":
+        raise ValueError(f"{_PROMOTION}: expected standard, found {found}")
+
+
+def unmasked(name: str, values: Any) -> np.ndarray:
+    """`values` as a NumPy array; ValueError if some are masked: those would come back."""
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name}: expected no masked numbers, found {np.sum(values.mask)}")
+    return np.asarray(values)
+
+
 def integer_vector(name: str, values: Any) -> np.ndarray:
     """Returns `values` as a NumPy array [N]; ValueError unless 1-D and of an integer dtype."""
-    array = np.asarray(values)
+    array = unmasked(name, values)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{name}: expected a 1-D integer array, found {array.dtype} {array.shape}")
     return array

@@ -42,7 +42,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from ccfl_jax.checks import check_number, check_whole
+from ccfl_jax.checks import check_number, check_whole, plain
 
 Form = Literal["paper", "consistent"]
 _MAY_BE_ZERO = {"sigma_l", "sigma_g", "gap", "b1", "initial_accumulator", "max_delay", "mean_delay"}
@@ -166,7 +166,7 @@ def conditions(
     (\tau+1) D)}`, and the accumulator has to start at eps^2, which the paper's proof assumes and
     its theorem does not state. The printed second one is infinite at tau = 0.
     """
-    _check(form, problem, setting, work)
+    problem, setting, work = _checked(form, problem, setting, work)
     L, G = problem.L, problem.G
     eta, eta_l, b1, eps = setting[:4]
     K, tau, T = work.max_steps, work.max_delay, setting.rounds
@@ -202,7 +202,7 @@ def terms(problem: Problem, setting: Setting, work: Work, form: Form = "consiste
     the first factor is 8 eps / (eta eta_l T) and `sampling` is 0. The head of the module says what
     the consistent form changes.
     """
-    _check(form, problem, setting, work)
+    problem, setting, work = _checked(form, problem, setting, work)
     L, G, _, sigma_g, d, _ = problem
     eta, eta_l, b1, eps, _, m, n, T = setting
     tau, c_beta = work.max_delay, b1 / (1 - b1)
@@ -257,7 +257,7 @@ def corollary(
     theorem's last condition at these rates, and that there is no variance of client sampling:
     otherwise its term, of order sqrt(K / (m T)) sigma_g^2, leads and K does not speed up.
     """
-    _check(form, problem, setting, work)
+    problem, setting, work = _checked(form, problem, setting, work)
     m, n, T, eps = setting.buffer_size, setting.num_clients, setting.rounds, setting.eps
     K, tau = work.max_steps, work.max_delay
     found = [
@@ -284,11 +284,11 @@ def _largest_divisor(problem: Problem, setting: Setting, form: Form) -> float:
     return eps + math.sqrt(eps**2 + grown)
 
 
-def _check(form: str, problem: Problem, setting: Setting, work: Work) -> None:
+def _checked(form: str, problem: Problem, setting: Setting, work: Work) -> tuple:
+    """The same, of Python's numbers; ValueError for one outside its range."""
     if form not in get_args(Form):
         raise ValueError(f"form: expected {', '.join(get_args(Form))}, found {form!r}")
-    numbers = {**problem._asdict(), **setting._asdict(), **work._asdict()}
-    for name, value in numbers.items():
+    for name, value in (problem._asdict() | setting._asdict() | work._asdict()).items():
         positive = name not in _MAY_BE_ZERO
         if name in _WHOLE:
             check_whole(name, value, int(positive))
@@ -297,3 +297,4 @@ def _check(form: str, problem: Problem, setting: Setting, work: Work) -> None:
     if setting.b1 >= 1:
         raise ValueError(f"b1: expected 0 <= b1 < 1, found {setting.b1}")
     check_whole("buffer_size", setting.buffer_size, 1, setting.num_clients)
+    return Problem(*map(plain, problem)), Setting(*map(plain, setting)), Work(*map(plain, work))

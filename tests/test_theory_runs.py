@@ -29,7 +29,9 @@ def mean(params, batch, mask, key):
     return total / count
 
 
-TASK = ccfl.Task(None, mean, lambda *batch: {"loss": losses(*batch)})
+TASK = ccfl.Task(
+    lambda key: {"x": jnp.zeros(DIMENSION)}, mean, lambda *batch: {"loss": losses(*batch)}
+)
 
 
 def server_at(rates):
@@ -104,7 +106,7 @@ def visited(clients, setting, schedule, seed):
     # Slots for all clients whatever m is: another m is then no other program.
     empty = CLIENTS - setting.buffer_size
     schedule = jax.tree.map(lambda a: np.pad(a, ((0, 0), (0, empty))), schedule)
-    start = ccfl.Task(lambda key: {"x": jnp.asarray(clients.first)}, None, None)
+    start = TASK._replace(init=lambda key: {"x": jnp.asarray(clients.first)})
     state = ccfl.init_state(start, server_at(rates), jax.random.key(seed), ROUNDS + 1)
     state, info = ccfl.run_rounds(Partial(round_at, rates), state, schedule, clients.data)
     assert (info.participants == setting.buffer_size).all()

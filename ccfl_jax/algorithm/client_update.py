@@ -11,7 +11,7 @@ from ccfl_jax.algorithm import minibatches, tree_util
 from ccfl_jax.algorithm.types import Array, Batch, Normalise, Params, Task, WorkUnit
 
 # Streams of a visit's key: a new consumer takes a new number, so the others draw the same.
-_DRAW_STREAM, _LOSS_STREAM = range(2)
+_DRAW_STREAM, _LOSS_STREAM, _OPTIMISER_STREAM = range(3)
 
 
 class Client(NamedTuple):
@@ -111,12 +111,27 @@ def build_local(
             seen, params, optimiser_state = descend(params, optimiser_state, batch, mask, step_key)
             return params, optimiser_state, _add(sums, mask, *seen)
 
-        begin = (start, init(start), _no_sums(task, start, client, batch_size))
+        own = _seeded(init(start), jax.random.fold_in(key, _OPTIMISER_STREAM))
+        begin = (start, own, _no_sums(task, start, client, batch_size))
         end, _, sums = jax.lax.fori_loop(0, steps, step, begin)
         divisor = _divisor(normalise, work_unit, steps, work, size, batch_size)
-        return _upload(start, end, divisor), _info(steps, sums)
+        return _upload(start, end, *divisor), _info(steps, sums)
 
     return local
+
+
+def _seeded(state: Any, key: jax.Array) -> Any:
+    """An optimiser's fresh state; its keys, as of `optax.add_noise`, become this visit's own."""
+    number = jax.random.bits(key)
+
+    def seeded(path: tuple, leaf: jax.Array) -> jax.Array:
+        dtype = getattr(leaf, "dtype", float)
+        is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        named = path and getattr(path[-1], "name", None) in ("rng_key", "key")
+        is_raw_key = named and dtype == jnp.uint32
+        return jax.random.fold_in(leaf, number) if is_key or is_raw_key else leaf
+
+    return jax.tree_util.tree_map_with_path(seeded, state)
 
 
 def _gather(array: jax.Array, rows: jax.Array) -> jax.Array:
@@ -154,10 +169,12 @@ def _stepper(
 
     # From one pass where possible: XLA does not always see that two passes are equal.
     observe = jax.value_and_grad(task.observe or both, has_aux=True)
+    update = optax.with_extra_args_support(optimiser).update
 
     def descend(params: Params, state: Any, *batch: Any) -> tuple:
         seen, gradient = observe(params, *batch)
-        updates, state = optimiser.update(gradient, state, params)
+        line = {"value": seen[0], "grad": gradient, "value_fn": lambda at: task.loss(at, *batch)}
+        updates, state = update(gradient, state, params, **line)
         return seen, optax.apply_updates(params, updates), state
 
     return optimiser.init, descend
@@ -197,19 +214,21 @@ def _divisor(
     work: Array,
     size: jax.Array,
     batch_size: int,
-) -> jax.Array | float:
+) -> tuple[Array | int, Array | int]:
+    """What an upload is divided by, as a quotient of integers."""
     if normalise == "none":
-        return 1.0
+        return 1, 1
     if normalise == "steps":
-        return jnp.maximum(steps, 1)
+        return jnp.maximum(steps, 1), 1
     if work_unit == "epochs":
-        return jnp.maximum(work, 1)
-    return jnp.maximum(steps, 1) * batch_size / size
+        return jnp.maximum(work, 1), 1
+    return jnp.maximum(steps, 1) * batch_size, size
 
 
-def _upload(start: Params, end: Params, divisor: jax.Array | float) -> Params:
+def _upload(start: Params, end: Params, work: Array | int, unit: Array | int) -> Params:
     def delta(a: jax.Array, b: jax.Array) -> jax.Array:
         dtype = tree_util.at_least_float32(a.dtype)
-        return (a.astype(dtype) - b.astype(dtype)) / jnp.asarray(divisor, dtype)
+        divisor = jnp.asarray(work, dtype) / jnp.asarray(unit, dtype)
+        return (a.astype(dtype) - b.astype(dtype)) / divisor
 
     return jax.tree.map(delta, start, end)

@@ -33,7 +33,7 @@ def init(params: Params, history_length: int) -> History:
     Raises:
         ValueError: if `history_length` is not an integer >= 1.
     """
-    check_whole("history_length", history_length, 1)
+    history_length = check_whole("history_length", history_length, 1)
 
     def first(a: jax.Array) -> jax.Array:
         return jnp.zeros((history_length, *a.shape), a.dtype).at[0].set(a)

@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Params
+from ccfl_jax.checks import plain
 
 Scalar = float | jax.Array
 _LEAST = 1.2e-38  # XLA flushes smaller float32 numbers to 0
@@ -84,7 +86,7 @@ def scale_by_cc_adam(
     Raises:
         ValueError: for a concrete hyperparameter outside its range.
     """
-    _check("b2", b2, below=1.0)
+    b2 = _checked("b2", b2, below=1.0)
 
     def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
         return nu, jax.tree.map(lambda d, h: _ema(d**2, h, b2), delta, nu_hat)
@@ -108,7 +110,7 @@ def scale_by_cc_ams(
     Raises:
         ValueError: for a concrete hyperparameter outside its range.
     """
-    _check("b2", b2, below=1.0)
+    b2 = _checked("b2", b2, below=1.0)
 
     def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
         nu = jax.tree.map(lambda d, n: _ema(d**2, n, b2), delta, nu)
@@ -137,7 +139,7 @@ def cc_fedavgm(
 
     Heavy-ball momentum, m_t = Delta_t + beta m_{t-1}, is the same with eta (1 - beta) for eta.
     """
-    _check("b1", b1, below=1.0)
+    b1 = _checked("b1", b1, below=1.0)
 
     def init(params: Params) -> optax.TraceState:
         return optax.TraceState(trace=_full_like(params, 0.0))
@@ -219,9 +221,9 @@ def _scale_by_cc(
     keep_nu: bool = False,
 ) -> optax.GradientTransformation:
     """What the rules share; `accumulate(delta, nu, nu_hat) -> (nu, nu_hat)` tells them apart."""
-    _check("b1", b1, below=1.0)
-    _check("eps", eps)
-    _check("initial_accumulator", initial_accumulator)
+    b1 = _checked("b1", b1, below=1.0)
+    eps = _checked("eps", eps)
+    initial_accumulator = _checked("initial_accumulator", initial_accumulator)
     known = not _traced(eps) and not _traced(initial_accumulator)
     if known and max(eps, initial_accumulator) < _LEAST:
         raise ValueError(
@@ -264,14 +266,16 @@ def _scale_by_learning_rate(
     learning_rate: optax.ScalarOrSchedule,
 ) -> optax.GradientTransformation:
     if not callable(learning_rate):
-        _check("learning_rate", learning_rate)
+        learning_rate = _checked("learning_rate", learning_rate)
     return optax.scale_by_learning_rate(learning_rate)
 
 
-def _check(name: str, value: Scalar, below: float = float("inf")) -> None:
-    """Raises ValueError for a concrete number outside [0, below); traced ones are not checked."""
-    if not _traced(value) and not 0.0 <= float(value) < below:
+def _checked(name: str, value: Scalar, below: float = float("inf")) -> Scalar:
+    """The number; ValueError for a concrete one outside [0, below), traced ones are not known."""
+    is_bool = isinstance(value, bool | np.bool_)
+    if is_bool or (not _traced(value) and not 0.0 <= float(value) < below):
         raise ValueError(f"{name}: expected 0 <= {name} < {below}, found {value}")
+    return plain(value)
 
 
 def _traced(value: Scalar) -> bool:

@@ -32,6 +32,11 @@ def at_least_float32(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def wide(entry: Any) -> Any:
+    """The tree with its shorter floats as float32."""
+    return jax.tree.map(lambda a: a.astype(at_least_float32(a.dtype)), entry)
+
+
 def at_least_int32(a: jax.Array) -> jax.Array:
     """Shorter and unsigned integers as int32; larger numbers become its maximum.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ccfl_jax.checks import check_number, check_seed, check_whole
+from ccfl_jax.checks import check_number, check_seed, check_whole, unmasked
 from ccfl_jax.clock.availability_events import (
     BLOCK,
     DAY,
@@ -64,7 +64,7 @@ def bernoulli(num_clients: int, p: PerClient, period: float) -> Availability:
     Raises:
         ValueError: an argument is not as described.
     """
-    check_whole("num_clients", num_clients, 1, 2**31 - 1)
+    num_clients = check_whole("num_clients", num_clients, 1, 2**31 - 1)
     p = per_client("p", p, num_clients, 0.0, 1.0)
     if not p.any():
         raise ValueError("p: expected a number > 0 for at least one client, found none")
@@ -207,7 +207,7 @@ def by_label(labels: np.ndarray, num_labels: int, period: float) -> Availability
     """
     check_whole("num_labels", num_labels, 1, 2**31 - 1)
     check_number("period", period, SHORTEST, LONGEST)
-    labels = np.asarray(labels)
+    labels = unmasked("labels", labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
         raise ValueError(
             f"labels: expected integers [clients], found {labels.dtype} {labels.shape}"

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ccfl_jax.checks import unmasked
+
 PerClient = float | np.ndarray  # one for all, or [clients]
 DAY = 86_400.0
 BLOCK = 100_000
@@ -90,7 +92,7 @@ def per_client(
     Raises:
         ValueError: with `name`, for another shape, or values outside [least, most].
     """
-    array = np.asarray(value)
+    array = unmasked(name, value)
     shapes = (), (num_clients,)
     if array.dtype.kind not in "fiu" or array.shape not in shapes:
         raise ValueError(

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ccfl_jax.checks import unmasked
 from ccfl_jax.clock.availability_events import LONGEST, SHORTEST, per_client
 
 
@@ -31,7 +32,7 @@ def check_windows(trace: Windows) -> Windows:
             all; a window, or the gap between two of a client, is shorter than 0.001 s (a gap may be
             0); two windows of a client overlap.
     """
-    client, start, stop, period = map(np.asarray, trace)
+    client, start, stop, period = (unmasked(n, a) for n, a in trace._asdict().items())
     if not (client.ndim == period.ndim == 1 and client.shape == start.shape == stop.shape):
         raise ValueError(
             "windows: expected [windows] for client, start and stop, [clients] for period, found "

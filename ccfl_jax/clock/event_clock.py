@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from ccfl_jax.checks import check_number, check_seed, check_whole, check_work
+from ccfl_jax.checks import check_number, check_seed, check_whole, check_work, unmasked
 from ccfl_jax.clock import task_sampling
 from ccfl_jax.clock.availability import Availability
 from ccfl_jax.clock.event_log import (
@@ -289,7 +289,7 @@ def _check_clients(devices: Devices, num_clients: int, epoch_steps: np.ndarray |
         )
     if epoch_steps is None:
         return
-    steps = np.asarray(epoch_steps)
+    steps = unmasked("epoch_steps", epoch_steps)
     if steps.shape != (num_clients,) or steps.dtype.kind not in "iu" or steps.min() < 0:
         raise ValueError(
             f"epoch_steps: expected integers ({num_clients},) >= 0, found {steps.dtype} "

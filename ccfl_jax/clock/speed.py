@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from ccfl_jax.checks import check_number, check_seed, check_whole
+from ccfl_jax.checks import check_number, check_seed, check_whole, unmasked
 
 Distribution = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -174,7 +174,7 @@ class Devices(NamedTuple):
         if not clients:
             raise ValueError("step: expected at least one client, found none")
         for name in ("step", "download", "upload"):
-            _check_values(name, np.asarray(getattr(self, name)), clients)
+            _check_values(name, unmasked(name, getattr(self, name)), clients)
 
 
 def draw_devices(
@@ -216,7 +216,7 @@ def draw(name: str, distribution: Distribution, rng: np.random.Generator, size: 
     Raises:
         ValueError: with `name`, unless they are `size` finite numbers >= 0.
     """
-    values = np.asarray(distribution(rng, size))
+    values = unmasked(name, distribution(rng, size))
     _check_values(name, values, size)
     return values.astype(np.float64)
 
@@ -233,7 +233,7 @@ def slowness(seconds: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: unless seconds are finite numbers >= 0 of at least one client.
     """
-    seconds = np.asarray(seconds)
+    seconds = unmasked("seconds", seconds)
     if not seconds.size:
         raise ValueError("seconds: expected at least one client, found none")
     _check_values("seconds", seconds, seconds.size)
@@ -275,7 +275,7 @@ def correlated_work(
     """
     check_whole("most_work", most_work, 1, 2**31 - 1)
     check_number("correlation", correlation, -1.0, 1.0)
-    clients = np.asarray(clients)
+    clients, standing = unmasked("clients", clients), unmasked("standing", standing)
     if clients.dtype.kind not in "iu":
         raise ValueError(f"clients: expected integers, found {clients.dtype}")
     if clients.size and not 0 <= clients.min() <= clients.max() < len(standing):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ccfl_jax.checks import check_work
 from ccfl_jax.clock.speed import (
     Devices,
     Distribution,
@@ -83,7 +84,7 @@ def tasks(seed: int, devices: Devices, work: Work) -> Callable[[int], tuple[int,
 
 def _amounts(seed: int, devices: Devices, work: Work) -> Callable[[int], int]:
     """A client's next work."""
-    most, correlation = int(work.local_work * work.randomness), work.correlation
+    most, correlation = check_work(work.local_work, work.randomness), work.correlation
     rng = np.random.default_rng([seed, _WORK_STREAM])
     if not correlation:  # the same law for all clients: drawn for many tasks at once
         standing, clients = np.array([[0.0, 1.0]]), np.zeros(_AT_ONCE, int)

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ccfl_jax.checks import integer_vector, is_whole
+from ccfl_jax.checks import integer_vector, is_whole, unmasked
+from ccfl_jax.data.arrays import (
+    Array,
+    formed,
+    held_dtype,
+    int32_array,
+    native,
+    samples,
+    warn_not_finite,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +42,7 @@ class FederatedData:
     @classmethod
     def from_indices(
         cls,
-        arrays: Mapping[str, np.ndarray | jax.Array],
+        arrays: Mapping[str, Array],
         indices: Sequence[np.ndarray | Sequence[int]],
     ) -> Self:
         """Builds the container from row lists, such as a partitioner returns.
@@ -50,8 +59,9 @@ class FederatedData:
                 1-D or not of integers; a row is outside 0..N-1; all clients together have 2**31
                 rows or more.
         """
-        num_rows = _check_arrays(arrays)
-        flat, sizes = _flatten(indices, num_rows)
+        arrays = samples(arrays)
+        warn_not_finite(arrays)
+        flat, sizes = _flatten(indices, len(next(iter(arrays.values()))))
         offsets = np.zeros(len(sizes) + 1, np.int32)
         np.cumsum(sizes, out=offsets[1:])
         return cls(
@@ -62,7 +72,7 @@ class FederatedData:
 
     @classmethod
     def from_offsets(
-        cls, arrays: dict[str, np.ndarray], indices: np.ndarray, offsets: np.ndarray
+        cls, arrays: Mapping[str, Array], indices: np.ndarray, offsets: np.ndarray
     ) -> Self:
         """Builds the container from all row lists in one array; everything stays on the host.
 
@@ -80,7 +90,9 @@ class FederatedData:
                 integers;
                 offsets do not ascend from 0 to total; a row is outside 0..N-1.
         """
-        num_rows = _check_arrays(arrays)
+        arrays = samples(arrays, read=False)
+        warn_not_finite(arrays)
+        num_rows = len(next(iter(arrays.values())))
         indices, offsets = integer_vector("indices", indices), integer_vector("offsets", offsets)
         wide = offsets.astype(np.int64)
         if len(wide) < 2 or wide[0] != 0 or wide[-1] != len(indices) or (np.diff(wide) < 0).any():
@@ -94,7 +106,7 @@ class FederatedData:
             client = np.searchsorted(wide[1:], place, side="right")
             raise ValueError(_no_row(int(client), int(indices[place]), num_rows))
         return cls(
-            arrays=dict(arrays),
+            arrays=arrays,
             indices=indices.astype(np.int32, copy=False),
             offsets=offsets.astype(np.int32 if len(indices) < 2**31 else np.int64, copy=False),
         )
@@ -138,8 +150,8 @@ class FederatedData:
         places = np.repeat(starts - (ends - sizes[kept]), sizes[kept]) + np.arange(total)
         source = np.zeros(rows, np.int32)
         source[:total] = np.asarray(self.indices)[places]
-        arrays = {name: np.asarray(array)[source] for name, array in self.arrays.items()}
-        _check_arrays(arrays)
+        whole = formed(self.arrays)
+        arrays = samples({name: np.asarray(a)[source] for name, a in whole.items()})
         return type(self)(
             arrays={name: a.astype(held_dtype(a), copy=False) for name, a in arrays.items()},
             indices=np.arange(rows, dtype=np.int32),
@@ -164,67 +176,28 @@ class FederatedData:
             raise IndexError(f"client: expected an integer from 0 to {len(self) - 1}, found {i!r}")
         start, stop = np.asarray(self.offsets)[i : i + 2]
         rows = np.asarray(self.indices)[start:stop]
-        return {name: np.asarray(array)[rows] for name, array in self.arrays.items()}
+        return {name: native(np.asarray(array)[rows]) for name, array in self.arrays.items()}
 
 
-def held_dtype(array: np.ndarray | jax.Array) -> np.dtype:
-    """The dtype of the array on a device, where 64-bit numbers are 32-bit ones by default."""
-    return jax.dtypes.canonicalize_dtype(array.dtype)
+def converted(data: FederatedData) -> FederatedData:
+    """The data as a compiled program takes them, however they were built.
+
+    Raises:
+        ValueError: for arrays as in `from_indices`, also those that are on disk; for indices or
+            offsets that are no integers.
+    """
+    lists = int32_array("indices", data.indices), int32_array("offsets", data.offsets)
+    return FederatedData(samples(data.arrays), *lists)
 
 
-def _on_device(array: np.ndarray | jax.Array) -> jax.Array:
+def _on_device(array: Array) -> jax.Array:
     # jnp.array copies; memory shared with NumPy would let a later write change the data.
     return array if isinstance(array, jax.Array) else jnp.array(array)
 
 
-def _check_arrays(arrays: Mapping[str, np.ndarray | jax.Array]) -> int:
-    """Returns the number of rows N that all arrays share, or raises ValueError."""
-    if not isinstance(arrays, dict) or not arrays:
-        found = "an empty one" if isinstance(arrays, dict) else type(arrays).__name__
-        raise ValueError(f"arrays: expected a dict of at least one array, found {found}")
-    shapes = {name: np.shape(array) for name, array in arrays.items()}
-    for name, array in arrays.items():
-        if not shapes[name]:
-            raise ValueError(f"array {name!r}: expected a leading sample axis, found a scalar")
-        check_dtype(name, array)
-    lengths = {name: shape[0] for name, shape in shapes.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"arrays: expected equal lengths, found {lengths}")
-    num_rows = next(iter(lengths.values()))
-    if not 1 <= num_rows < 2**31:
-        raise ValueError(f"arrays: expected 1 to {2**31 - 1} rows, found {num_rows}")
-    return num_rows
-
-
-def check_dtype(name: str, array: np.ndarray | jax.Array) -> None:
-    """Raises ValueError unless JAX can hold the array's numbers."""
-    if isinstance(array, jax.Array):
-        return
-    on_disk = isinstance(array, np.memmap)
-    array = np.asarray(array)
-    numbers = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.char not in "gG"
-    if not (numbers or array.dtype == np.bool_):  # "g", "G": longer than 64 bits
-        raise ValueError(
-            f"array {name!r}: expected bools or numbers of up to 64 bits, found dtype {array.dtype}"
-        )
-    held = jax.dtypes.canonicalize_dtype(array.dtype)
-    # What is on disk is judged when its rows are read.
-    if on_disk or array.dtype.kind not in "iuf" or held == array.dtype or not array.size:
-        return
-    floats = array.dtype.kind == "f"
-    bounds = np.finfo(held) if floats else np.iinfo(held)
-    counted = {"where": np.isfinite(array), "initial": 0.0} if floats else {}
-    lowest, highest = array.min(**counted), array.max(**counted)
-    if lowest < bounds.min or highest > bounds.max:
-        raise ValueError(
-            f"array {name!r}: expected values of {held} (or jax_enable_x64), found {lowest} to "
-            f"{highest}"
-        )
-
-
 def _flatten(indices: Sequence, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns all row numbers in one array, and the clients' sizes, or raises ValueError."""
-    lists = [np.asarray(rows) for rows in indices]
+    lists = [unmasked(f"indices of client {client}", rows) for client, rows in enumerate(indices)]
     if not lists:
         raise ValueError("indices: expected at least one client, found none")
     for client, rows in enumerate(lists):

@@ -104,8 +104,8 @@ def partition_dirichlet(
         ValueError: an argument is not as described, or n * min_size > N.
     """
     labels = integer_vector("labels", labels)
-    check_whole("num_clients", num_clients, 1)
-    check_whole("min_size", min_size, 0)
+    num_clients = check_whole("num_clients", num_clients, 1)
+    min_size = check_whole("min_size", min_size, 0)
     check_number("alpha", alpha, -math.inf)
     check_seed(seed)
     if alpha <= 0:

@@ -1,5 +1,6 @@
 """Evaluation: the task's metrics over all rows of some data, each exactly once."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,10 +9,14 @@ import numpy as np
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
-from ccfl_jax.data.federated_data import check_dtype
+from ccfl_jax.checks import check_kind, check_whole
+from ccfl_jax.data.arrays import held, samples, warn_not_finite
+from ccfl_jax.engine.programs import compiled
 
 # Rows of one batch at most: a sum of up to five hits a row is exact in float32.
 _ROWS_TOGETHER = 2**20
+# So many rows on the host are padded to a power of two: clients of all sizes share a few programs.
+_FEW_ROWS = 4096
 
 
 def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) -> dict[str, float]:
@@ -33,22 +38,22 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
         ValueError: for a batch size below 1, no rows, arrays of unequal length, or numbers that
             JAX cannot hold.
     """
-    together = rows_together(arrays, batch_size)
-    sums, finite = _jitted_sums(task, params, arrays, together)
+    arrays, together = taken(task, arrays, batch_size)
+    rows = len(next(iter(arrays.values())))
+    if rows <= _FEW_ROWS and not any(isinstance(a, jax.Array) for a in arrays.values()):
+        arrays, together = _padded(arrays, rows), min(_power_of_two(rows), int(batch_size))
+    run = compiled(batch_sums, task.metrics, static_argnums=0)
+    sums, finite = run(together, held("params", params), arrays, rows)
     return {name: float(value) for name, value in ratios(sums, finite).items()}
 
 
-def rows_together(arrays: Batch, batch_size: int) -> int:
-    """The rows of a batch of an evaluation; ValueError for data that cannot be evaluated."""
-    lengths = {name: len(a) for name, a in arrays.items()}
-    rows = next(iter(lengths.values()), 0)
-    if rows == 0 or set(lengths.values()) != {rows}:
-        raise ValueError(f"arrays: expected equal lengths >= 1, found {lengths}")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size: expected an integer >= 1, found {batch_size!r}")
-    for name, array in arrays.items():
-        check_dtype(name, array)
-    return min(batch_size, rows, _ROWS_TOGETHER)
+def taken(task: Task, arrays: Batch, batch_size: int) -> tuple[Batch, int]:
+    """The arrays and the rows of a batch of an evaluation; ValueError for those of none."""
+    check_kind("task", task, Task, "a ccfl.Task")
+    check_whole("batch_size", batch_size, 1)
+    arrays = samples(arrays)
+    warn_not_finite(arrays, stacklevel=4)
+    return arrays, min(int(batch_size), len(next(iter(arrays.values()))), _ROWS_TOGETHER)
 
 
 def ratios(
@@ -70,18 +75,29 @@ def ratios(
     }
 
 
+def _power_of_two(rows: int) -> int:
+    """The least one that is not below `rows`."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _padded(arrays: Batch, rows: int) -> Batch:
+    """Arrays of a power of two of rows, the last one repeated."""
+    places = np.minimum(np.arange(_power_of_two(rows)), rows - 1)
+    return {name: array[places] for name, array in arrays.items()}
+
+
 def batch_sums(
-    task: Task, params: Params, arrays: Batch, batch_size: int
+    metrics: Callable, batch_size: int, params: Params, arrays: Batch, rows: jax.Array | int
 ) -> tuple[dict[str, Any], jax.Array]:
-    """name -> the metrics' sums and counts `[batches]` of one model; whether it is finite."""
-    rows = len(next(iter(arrays.values())))
+    """name -> a task's metrics' sums and counts `[batches]` of a model; whether it is finite.
+
+    Of the first `rows` rows; `batch_size` of them together.
+    """
+    all_rows = len(next(iter(arrays.values())))
 
     def one_batch(first: jax.Array) -> dict[str, Any]:
         places = first + jnp.arange(batch_size)
         batch = {name: jnp.asarray(a)[jnp.minimum(places, rows - 1)] for name, a in arrays.items()}
-        return task.metrics(params, batch, places < rows)
+        return metrics(params, batch, places < rows)
 
-    return jax.lax.map(one_batch, jnp.arange(0, rows, batch_size)), tree_util.all_finite(params)
-
-
-_jitted_sums = jax.jit(batch_sums, static_argnums=(0, 3))
+    return jax.lax.map(one_batch, jnp.arange(0, all_rows, batch_size)), tree_util.all_finite(params)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any, get_args
 
 import jax
@@ -14,8 +13,19 @@ from ccfl_jax.algorithm import model_history as past
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.client_update import Client, LocalInfo, build_local, count_steps
 from ccfl_jax.algorithm.types import Aggregate, Array, Normalise, Task, WorkUnit
+from ccfl_jax.checks import check_kind, check_whole
 from ccfl_jax.data import FederatedData
+from ccfl_jax.data.arrays import held
 from ccfl_jax.engine.client_batching import Visit, add_up
+from ccfl_jax.engine.method_checks import (
+    as_a_round_takes_it,
+    check_key,
+    check_kinds,
+    check_local,
+    check_params,
+    check_state,
+    check_step,
+)
 from ccfl_jax.engine.state import Info, State
 from ccfl_jax.schedules.schedule import Schedule
 
@@ -43,12 +53,21 @@ def init_state(
             planned schedule.
 
     Raises:
-        ValueError: if `history_length` is below 1.
+        ValueError: if `history_length` is below 1, for a part of another kind than its name says,
+            parameters that are no floats, and a key of another generator than threefry2x32.
     """
-    params = jax.tree.map(jnp.asarray, task.init(jax.random.fold_in(key, _INIT_STREAM)))
+    check_key(key)
+    server = as_a_round_takes_it(server)
+    check_kinds(task, server, aggregate)
+    # With dtypes of their own: Python's numbers would compile the first piece apart.
+    params = jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.asarray(a).dtype),
+        held("params", task.init(jax.random.fold_in(key, _INIT_STREAM))),
+    )
+    check_params(params)
     return State(
         params=params,
-        server=server.init(params),
+        server=server.init(tree_util.wide(params)),
         history=past.init(params, history_length),
         aggregate=(aggregate or aggregation.mean()).init(params),
         round=jnp.zeros((), jnp.int32),
@@ -71,11 +90,15 @@ def build_round(
 
     Args:
         task: the learning problem.
-        server: any optax transformation; its "gradient" is the pseudo-gradient.
+        server: any optax transformation; its "gradient" is the pseudo-gradient, its `value`, where
+            it needs one, the round's training loss. A part of the model that `optax.masked` leaves
+            out moves by +Delta, as with any gradient: freeze it with `optax.set_to_zero`.
         local: the clients' optax optimiser, or a number, the rate of plain SGD; or a function of
             the round t (int32 scalar) that gives one of the two, as an optax schedule does. It
             follows the server's rounds, whenever a client joins and however stale its model is; a
             schedule inside an optimiser counts the steps of one visit and starts again in the next.
+            Noise of an optimiser is drawn anew in each visit; what `optax.MultiSteps` has not
+            applied at the end of one is dropped.
         batch_size: B, local batch size.
         work_unit: what the schedule's `work` counts, "epochs" or "steps"; by default the schedule's
             own unit, or epochs where it has none.
@@ -95,16 +118,24 @@ def build_round(
         The result depends on lanes and devices only by the rounding of sums.
 
     Raises:
-        ValueError: for a batch size or lanes below 1, an unknown work unit or normalisation, or a
-            `local` that is neither optimiser, number nor function; from `round_fn`, for a schedule
-            in another unit of work than `work_unit`.
+        ValueError: for a batch size or lanes below 1, an unknown work unit or normalisation, a
+            `local` that is neither optimiser, number nor function of the round, or a server that
+            cannot step; from `round_fn`, for a schedule in another unit of work than `work_unit`,
+            and a state that `init_state` made for another kind of server or aggregate.
     """
-    _check_choices(local, batch_size, work_unit, normalise, lanes)
-    combine = aggregate or aggregation.mean()
+    _check_choices(work_unit, normalise)
+    batch_size = check_whole("batch_size", batch_size, 1)
+    lanes = None if lanes is None else check_whole("lanes", lanes, 1)
+    server, local = as_a_round_takes_it(server), as_a_round_takes_it(local)
+    check_kinds(task, server, aggregate)
+    check_kind("mesh", mesh, jax.sharding.Mesh | None, "a jax Mesh or None")
+    check_local(task, local)
+    check_step("server", task, server)
+    combine, update = aggregate or aggregation.mean(), optax.with_extra_args_support(server).update
 
     def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
+        check_state(server, combine, state)
         unit = _unit_of_work(work_unit, slots)
-
         visit = _client_part(task, local, batch_size, unit, normalise)
         work = jnp.where(slots.present, slots.work, 0)  # an absent slot takes no step
         steps = count_steps(work, _client(data, slots.client).size, batch_size, unit)
@@ -114,7 +145,10 @@ def build_round(
 
         participants = counted.sum(dtype=jnp.int32)
         delta, memory = combine.finish(total, participants, state.aggregate)
-        updates, server_state = server.update(delta, state.server, state.params)
+        loss = _mean_of(report.loss, counted)
+        # Uploads of bfloat16 models are float32; so are the parameters and moments beside them.
+        start = tree_util.wide(state.params)
+        updates, server_state = update(delta, state.server, start, value=loss)
         params = optax.apply_updates(state.params, updates)
 
         # Without uploads there is no server step: momentum would change the model otherwise.
@@ -141,7 +175,7 @@ def _client_part(
         start_model = past.read(state.history, slot.start)
         key = jax.random.fold_in(state.key, state.round)
         key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.number)
-        optimiser: Any = local(state.round) if callable(local) else local
+        optimiser = as_a_round_takes_it(local(state.round)) if callable(local) else local
         cc_local = build_local(task, optimiser, batch_size, unit, normalise)
         upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
         return upload, report, (report.steps > 0) & tree_util.all_finite(upload)
@@ -186,15 +220,11 @@ def _which_visit(slots: Schedule) -> jax.Array:
 
 def _info(slots: Schedule, report: LocalInfo, counted: jax.Array, finite: jax.Array) -> Info:
     returned = report.steps > 0
-    participants = counted.sum(dtype=jnp.int32)
-
-    def mean(a: jax.Array) -> jax.Array:
-        return tree_util.masked_sum(a, counted) / participants  # nan without any
-
     return Info(
-        train_loss=mean(report.loss),
-        train_metrics=jax.tree.map(mean, report.metrics),
-        participants=participants,
+        train_loss=_mean_of(report.loss, counted),
+        # Of those who have one: a client without tags has no recall.
+        train_metrics=jax.tree.map(lambda a: _mean_of(a, counted & ~jnp.isnan(a)), report.metrics),
+        participants=counted.sum(dtype=jnp.int32),
         rejected=(returned & ~counted).sum(dtype=jnp.int32),
         finite=finite,
         present=returned,
@@ -205,17 +235,12 @@ def _info(slots: Schedule, report: LocalInfo, counted: jax.Array, finite: jax.Ar
     )
 
 
-def _check_choices(
-    local: Any, batch_size: int, work_unit: str | None, normalise: str, lanes: int | None
-) -> None:
-    if not (callable(local) or isinstance(local, optax.GradientTransformation | Real | jax.Array)):
-        raise ValueError(
-            "local: expected an optax optimiser, a number, or a function of the round that gives "
-            f"one, found {local!r}"
-        )
-    for name, count in (("batch_size", batch_size), ("lanes", 1 if lanes is None else lanes)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}: expected an integer >= 1, found {count!r}")
+def _mean_of(a: jax.Array, counted: jax.Array) -> jax.Array:
+    """The mean over the counted slots; nan without any."""
+    return tree_util.masked_sum(a, counted) / counted.sum(dtype=jnp.int32)
+
+
+def _check_choices(work_unit: str | None, normalise: str) -> None:
     choices = (("work_unit", work_unit or "epochs", WorkUnit), ("normalise", normalise, Normalise))
     for name, value, words in choices:
         if value not in get_args(words):

@@ -1,11 +1,19 @@
 """Running: many rounds as one compiled program."""
 
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from ccfl_jax.checks import check_kind
 from ccfl_jax.data import FederatedData
+from ccfl_jax.data.arrays import held
+from ccfl_jax.data.federated_data import converted
+from ccfl_jax.engine.programs import compiled
 from ccfl_jax.engine.rounds import RoundFn
 from ccfl_jax.engine.state import Info, State
 from ccfl_jax.schedules import history_plan
@@ -14,6 +22,9 @@ from ccfl_jax.schedules.schedule import Schedule, check_clients
 # Pieces of a schedule are padded to a multiple of this, so that pieces of other lengths, the last
 # one of a run above all, use the program that is already compiled.
 _ROUNDS_PADDED_TO = 256
+
+# The first arguments of a round: positional ones, and keywords.
+Given = tuple[tuple, dict[str, Any]]
 
 
 def run_rounds(
@@ -41,25 +52,49 @@ def run_rounds(
 
     Raises:
         ValueError: if the schedule is malformed, has clients that the data do not, or needs a model
-            that does not exist (yet) or is not kept, or if its plan does not match it; for 2**31
-            rows of data or more.
+            that does not exist (yet) or is not kept, or if its plan does not match it; for a piece
+            of other rounds than those after the state; for 2**31 rows of data or more.
     """
-    check_rows(data.indices.shape[-1])
+    check_parts(round_fn, state, schedule)
+    data = usable(data)
+    state, round_fn = held("state", state), held("round_fn", round_fn)
     check_schedule(schedule, len(data), int(state.round), np.asarray(state.history.version))
     slots, rounds = padded(schedule)
-    run = _run_donated if donate else _run
-    # A Partial of a Partial equals no other one: every piece would compile.
-    round_fn = round_fn if isinstance(round_fn, Partial) else Partial(round_fn)
-    state, infos = run(round_fn, state, slots, jnp.asarray(rounds, jnp.int32), data)
+    function, given = taken_apart(round_fn)
+    run = compiled(loop, function, donate_argnums=(1,) if donate else ())
+    state, infos = run(given, state, slots, jnp.asarray(rounds, jnp.int32), data)
     # A copy: a view would keep the padding in memory as long as the infos.
-    return state, jax.tree.map(lambda a: np.array(np.asarray(a)[:rounds]), infos)
+    infos = jax.tree.map(lambda a: np.array(np.asarray(a)[:rounds]), infos)
+    warn_of_nobody(infos.present)
+    return state, infos
 
 
-def check_rows(rows: int) -> None:
-    """Raises ValueError for rows that 32 bits cannot number."""
+def check_parts(round_fn: Any, state: Any, *schedules: Any) -> None:
+    """Raises ValueError for arguments of a run that are of another kind than their names say."""
+    check_kind("round_fn", round_fn, Callable, "what build_round returns")
+    check_kind("state", state, State, "a ccfl.State")
+    for schedule in schedules:
+        check_kind("schedule", schedule, Schedule, "a ccfl.Schedule")
+
+
+def usable(data: FederatedData) -> FederatedData:
+    """The data for a compiled program; ValueError for rows that 32 bits cannot number."""
+    check_kind("data", data, FederatedData, "ccfl.FederatedData")
+    rows = np.shape(data.indices)[-1]
     if rows >= 2**31:
         raise ValueError(
             f"data: expected fewer than 2**31 rows (more: see stream_rounds), found {rows}"
+        )
+    return converted(data)
+
+
+def warn_of_nobody(present: np.ndarray) -> None:
+    """Warns if none of the rounds run has anybody who trained, `present` of infos."""
+    if present.size and not present.any():
+        warnings.warn(
+            "schedule: expected somebody to train in some round, found no slot of these rounds "
+            "that is present, with work, and of a client with samples",
+            stacklevel=3,
         )
 
 
@@ -74,27 +109,33 @@ def padded(schedule: Schedule) -> tuple[Schedule, int]:
         return jnp.asarray(np.pad(a, widths), bool if a.dtype == bool else jnp.int32)
 
     # Static fields are part of the program; only the unit of work changes it.
-    return jax.tree.map(fill, schedule.replace(time=None, num_clients=None)), rounds
+    plain = schedule.checked().replace(time=None, num_clients=None, first_round=None)
+    return jax.tree.map(fill, plain), rounds
 
 
 def check_schedule(
-    schedule: Schedule, num_clients: int, first_round: int, held: np.ndarray
+    schedule: Schedule, num_clients: int, first_round: int, versions: np.ndarray
 ) -> None:
-    """Raises ValueError for a schedule that cannot be run from a history of the versions `held`.
+    """Raises ValueError for a schedule that cannot be run from a history of these versions.
 
     Raises:
         ValueError: if the schedule is malformed, was made for other clients or has one outside
             0..num_clients-1, needs more models than the history holds or, in some round t, one from
             before x_0, or has a plan that does not match it.
     """
-    schedule.check()
+    schedule = schedule.checked()
     check_clients(schedule, num_clients)
+    if schedule.num_rounds and schedule.first_round not in (None, first_round):
+        raise ValueError(
+            f"schedule: expected rounds from {first_round} on, the next of the state, found a "
+            f"piece from round {schedule.first_round} on"
+        )
     if schedule.read is None:
         oldest = int(np.where(schedule.present, schedule.staleness, 0).max(initial=0))
-        if oldest >= len(held):
+        if oldest >= len(versions):
             raise ValueError(
                 f"history_length: expected at least {oldest + 1}, the schedule's largest staleness "
-                f"is {oldest}, found {len(held)}"
+                f"is {oldest}, found {len(versions)}"
             )
     history_plan.check_versions(schedule.staleness, schedule.present, first_round)
     if schedule.read is not None and schedule.write is not None:
@@ -104,14 +145,27 @@ def check_schedule(
             schedule.staleness,
             schedule.working(),
             first_round,
-            held,
+            versions,
         )
 
 
+def taken_apart(round_fn: RoundFn) -> tuple[Callable, Given]:
+    """A round as a function, and its first arguments where it is a Partial."""
+    if isinstance(round_fn, Partial):
+        return round_fn.func, (round_fn.args, round_fn.keywords)
+    return round_fn, ((), {})
+
+
 def loop(
-    round_fn: RoundFn, state: State, slots: Schedule, rounds: jax.Array, data: FederatedData
+    function: Callable,
+    given: Given,
+    state: State,
+    slots: Schedule,
+    rounds: jax.Array,
+    data: FederatedData,
 ) -> tuple[State, Info]:
     """A scan over the first `rounds` rows; traced, so the length is no part of the program."""
+    round_fn = Partial(function, *given[0], **given[1])
     row = jax.tree.map(lambda a: a[0], slots)
     one_round = jax.jit(round_fn, inline=True)  # for the info's shapes and the scan: traced once
     info = jax.eval_shape(one_round, state, row, data)[1]
@@ -123,7 +177,3 @@ def loop(
         return state, jax.tree.map(lambda all_, one: all_.at[k].set(one), infos, info)
 
     return jax.lax.fori_loop(0, rounds, step, (state, infos))
-
-
-_run = jax.jit(loop)
-_run_donated = jax.jit(loop, donate_argnums=1)

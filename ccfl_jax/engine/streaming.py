@@ -9,8 +9,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ccfl_jax.checks import check_kind, is_whole
 from ccfl_jax.data import FederatedData
-from ccfl_jax.data.federated_data import held_dtype
+from ccfl_jax.data.arrays import formed, held_dtype
 from ccfl_jax.schedules.schedule import Schedule, check_clients
 
 
@@ -70,6 +71,8 @@ def send(
     """`stream_rounds` of a schedule that `cut` has cut into these pieces."""
     wide = bool(jax.config.read("jax_enable_x64"))  # one set by a `with` does not reach the thread
 
+    schedule = schedule.checked()
+
     def prepare(piece: Schedule) -> FederatedData:
         with jax.enable_x64(wide):
             return put(data.only(piece.client[piece.working()], pieces.rows))
@@ -95,13 +98,16 @@ def cut(schedule: Schedule, data: FederatedData, memory: int) -> Pieces:
         ValueError: if the schedule is malformed or has clients that the data do not; if memory is
             not an integer, or half of it is less than the samples of one round.
     """
-    schedule.check()
+    check_kind("schedule", schedule, Schedule, "a ccfl.Schedule")
+    check_kind("data", data, FederatedData, "ccfl.FederatedData")
+    schedule = schedule.checked()
     check_clients(schedule, len(data))
-    if isinstance(memory, bool) or not isinstance(memory, int | np.integer):
+    if not is_whole(memory):
         raise ValueError(f"memory: expected an integer, in bytes, found {memory!r}")
+    memory = int(memory)
     sizes = np.diff(np.asarray(data.offsets))
     row_bytes = 4 + sum(
-        int(np.prod(a.shape[1:])) * held_dtype(a).itemsize for a in data.arrays.values()
+        int(np.prod(a.shape[1:])) * held_dtype(a).itemsize for a in formed(data.arrays).values()
     )
     fixed = 4 * (len(data) + 1)
     room = min((memory // 2 - fixed) // row_bytes, 2**31 - 1)  # rows; they are counted in int32

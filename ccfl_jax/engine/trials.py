@@ -12,8 +12,18 @@ from jax.tree_util import Partial
 
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.data import FederatedData
-from ccfl_jax.engine.evaluate import batch_sums, ratios, rows_together
-from ccfl_jax.engine.run import check_rows, check_schedule, loop, padded
+from ccfl_jax.data.arrays import held
+from ccfl_jax.engine.evaluate import batch_sums, ratios, taken
+from ccfl_jax.engine.programs import compiled
+from ccfl_jax.engine.run import (
+    check_parts,
+    check_schedule,
+    loop,
+    padded,
+    taken_apart,
+    usable,
+    warn_of_nobody,
+)
 from ccfl_jax.engine.state import Info, State
 from ccfl_jax.schedules.schedule import Schedule
 
@@ -59,18 +69,24 @@ def run_trials(
             some schedules are planned and some are not.
     """
     schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
+    check_parts(round_fn, states, *schedules)
+    data = usable(data)
+    states, round_fn = held("states", states), held("round_fn", round_fn)
     _check_trials(round_fn, states, schedules, data)
     slots, (rounds, *_) = zip(*map(padded, schedules), strict=True)
-    own: dict[str, Any] = {"round_fn": round_fn}
+    function, given = taken_apart(round_fn)
+    own: dict[str, Any] = {"given": given}
     common = {"arrays": data.arrays, "rounds": jnp.asarray(rounds, jnp.int32)}
     if len(schedules) == 1:
         common["slots"] = slots[0]
     else:
         own["slots"] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
     (common if data.offsets.ndim == 1 else own)["lists"] = data.indices, data.offsets
-    states, infos = _each_trial(_run, (), states, own, common, mesh, together, donate)
+    states, infos = _each_trial(_run, function, (), states, own, common, mesh, together, donate)
     # A copy, as in `run_rounds`.
-    return states, jax.tree.map(lambda a: np.array(np.asarray(a)[:, :rounds]), infos)
+    infos = jax.tree.map(lambda a: np.array(np.asarray(a)[:, :rounds]), infos)
+    warn_of_nobody(infos.present)
+    return states, infos
 
 
 def evaluate_trials(
@@ -94,26 +110,32 @@ def evaluate_trials(
     Raises:
         ValueError: as `evaluate`.
     """
-    fixed = task, rows_together(arrays, batch_size)
-    return ratios(*_each_trial(_sums, fixed, params, (), arrays, mesh, together))
+    arrays, rows = taken(task, arrays, batch_size)
+    params = held("params", params)
+    found = _each_trial(_sums, task.metrics, (rows,), params, (), arrays, mesh, together)
+    return ratios(*found)
 
 
-def _run(state: State, own: dict[str, Any], common: dict[str, Any]) -> tuple[State, Info]:
+def _run(
+    function: Callable, state: State, own: dict[str, Any], common: dict[str, Any]
+) -> tuple[State, Info]:
     its = own | common
     data = FederatedData(its["arrays"], *its["lists"])
-    return loop(its["round_fn"], state, its["slots"], its["rounds"], data)
+    return loop(function, its["given"], state, its["slots"], its["rounds"], data)
 
 
 def _sums(
-    task: Task, batch_size: int, params: Params, own: tuple, arrays: Batch
+    metrics: Callable, batch_size: int, params: Params, own: tuple, arrays: Batch
 ) -> tuple[dict[str, Any], jax.Array]:
     del own
-    return batch_sums(task, params, arrays, batch_size)
+    return batch_sums(metrics, batch_size, params, arrays, len(next(iter(arrays.values()))))
 
 
 def _check_trials(
     round_fn: Partial, states: State, schedules: list[Schedule], data: FederatedData
 ) -> None:
+    if states.round.ndim != 1:
+        raise ValueError(f"states: expected [trials, ...], found a round {states.round.shape}")
     trials = len(states.round)
     counts = {f"argument {i} of round_fn": len(a) for i, a in enumerate(jax.tree.leaves(round_fn))}
     counts["schedule"] = trials if len(schedules) == 1 else len(schedules)
@@ -135,16 +157,16 @@ def _check_trials(
     units = sorted({str(one.work_unit) for one in schedules})
     if len(units) > 1:
         raise ValueError(f"work_unit: expected the same in each trial, found {', '.join(units)}")
-    check_rows(data.indices.shape[-1])
-    held = np.asarray(states.history.version)
+    kept = np.asarray(states.history.version)
     if len(schedules) == 1:  # trials with equal histories need one check
-        held = np.unique(held, axis=0)
-        schedules = schedules * len(held)
-    for one, versions in zip(schedules, held, strict=True):
+        kept = np.unique(kept, axis=0)
+        schedules = schedules * len(kept)
+    for one, versions in zip(schedules, kept, strict=True):
         check_schedule(one, data.offsets.shape[-1] - 1, first, versions)
 
 
 def _each_trial(
+    body: Callable,
     function: Callable,
     fixed: tuple,
     first: Any,
@@ -154,7 +176,7 @@ def _each_trial(
     together: int | None,
     donate: bool = False,
 ) -> Any:
-    """`function(*fixed, first, own, common)` for every trial, an entry of `first` and of `own`."""
+    """`body(function, *fixed, first, own, common)` for each trial, entries of `first` and `own`."""
     trials = len(jax.tree.leaves(first)[0])
     size = 1 if mesh is None else mesh.shape[mesh.axis_names[0]]
     filled = trials + -trials % size
@@ -167,14 +189,16 @@ def _each_trial(
         mesh = Mesh(mesh.devices, mesh.axis_names)  # automatic axes: results can be indexed
         first, own = jax.device_put((first, own), NamedSharding(mesh, P(mesh.axis_names[0])))
         common = jax.device_put(common, NamedSharding(mesh, P()))
-    run = _spread_donated if donate else _spread
+    donated = (2,) if donate else ()
+    run = compiled(_spread, function, static_argnums=(0, 1, 5, 6), donate_argnums=donated)
     setting = mesh if size > 1 else None, min(together, filled // size)
-    result = run(function, fixed, first, own, common, *setting)
+    result = run(body, fixed, first, own, common, *setting)
     return jax.tree.map(lambda a: a[:trials], result) if filled > trials else result
 
 
-def _spread_trials(
+def _spread(
     function: Callable,
+    body: Callable,
     fixed: tuple,
     first: Any,
     own: Any,
@@ -186,7 +210,7 @@ def _spread_trials(
         # Not batches of one: a kernel without a leading axis keeps its fast convolution.
         size = together if together > 1 else None
         return jax.lax.map(
-            lambda trial: function(*fixed, *trial, common), (first, own), batch_size=size
+            lambda trial: body(function, *fixed, *trial, common), (first, own), batch_size=size
         )
 
     if mesh is None:
@@ -196,7 +220,3 @@ def _spread_trials(
         on_device, mesh=mesh, in_specs=(axis, axis, P()), out_specs=axis, check_vma=False
     )
     return spread(first, own, common)
-
-
-_spread = jax.jit(_spread_trials, static_argnums=(0, 1, 5, 6))
-_spread_donated = jax.jit(_spread_trials, static_argnums=(0, 1, 5, 6), donate_argnums=2)

@@ -180,9 +180,11 @@ def next_row(
     lost = not math.isfinite(test["loss"]) or rejected > limit
     diverged = lost or test["loss"] > _BLOWN_UP * max(rows[0]["test_loss"] or 0.0, 1.0)
     train = {**info.train_metrics, "loss": info.train_loss}
+    known = {name: counted & ~np.isnan(values) for name, values in train.items()}
+    known["loss"] = counted  # a loss that is nan is a failure, a metric that is has no value
     return {
         "round": done,
-        **{f"train_{name}": _mean(train[name], counted) for name in _metrics(test)},
+        **{f"train_{name}": _mean(train[name], known[name]) for name in _metrics(test)},
         **{f"test_{name}": test[name] for name in _metrics(test)},
         "participants": int(np.sum(info.participants)),
         "rejected": left_out,

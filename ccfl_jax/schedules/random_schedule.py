@@ -5,7 +5,7 @@ from itertools import repeat
 
 import numpy as np
 
-from ccfl_jax.checks import check_seed, check_whole, check_work
+from ccfl_jax.checks import check_seed, check_whole, check_work, unmasked
 from ccfl_jax.schedules.schedule import Schedule
 
 # One generator each: other delays or work must not change the cohorts.
@@ -54,8 +54,7 @@ def random_schedule(
             f"buffer_size: expected at most the number of clients, {num_clients}, found "
             f"{buffer_size}"
         )
-    check_work(local_work, randomness)
-    most_work = int(local_work * randomness)
+    most_work = check_work(local_work, randomness)
     streams = [np.random.default_rng([seed, stream]) for stream in range(3)]
     clients, delays, work = (streams[k] for k in (_CLIENT_STREAM, _STALENESS_STREAM, _WORK_STREAM))
     shape = (num_rounds, buffer_size)
@@ -85,10 +84,11 @@ def _draw_cohorts(
     for t, mask in zip(range(rounds), masks, strict=False):
         ids, size = num_clients, slots
         if mask is not None:
-            if np.shape(mask) != (num_clients,) or np.asarray(mask).dtype != bool:
+            mask = unmasked(f"available in round {t}", mask)
+            if mask.shape != (num_clients,) or mask.dtype != bool:
                 raise ValueError(
-                    f"available: expected bool ({num_clients},), found {np.asarray(mask).dtype} "
-                    f"{np.shape(mask)} in round {t}"
+                    f"available: expected bool ({num_clients},), found {mask.dtype} {mask.shape} "
+                    f"in round {t}"
                 )
             ids = np.flatnonzero(mask)  # draws from all ids equal draws from their number
             size = min(slots, len(ids))

@@ -13,7 +13,8 @@ import numpy as np
 from jax.tree_util import register_dataclass
 
 from ccfl_jax.algorithm.types import WorkUnit
-from ccfl_jax.checks import check_whole, naming
+from ccfl_jax.checks import check_whole, is_whole, naming, unmasked
+from ccfl_jax.data.arrays import native
 from ccfl_jax.io.files import write_whole
 from ccfl_jax.io.npz import read_npz
 from ccfl_jax.schedules import history_plan
@@ -38,6 +39,8 @@ class Schedule:
         write: int32 `[rounds]`, the history slot that x_{t+1} goes to; one past the last drops it.
         num_clients: how many clients it was made for, or None.
         work_unit: what `work` counts, "epochs" or "steps"; None leaves it to `build_round`.
+        first_round: of a piece that `rounds` cut, the round t of its row 0, which alone may be run
+            next from a state before round t; None: any.
     """
 
     client: np.ndarray
@@ -50,6 +53,7 @@ class Schedule:
     # Static, not leaves, so that schedules can be stacked and indexed as trees.
     num_clients: int | None = dataclasses.field(default=None, metadata={"static": True})
     work_unit: WorkUnit | None = dataclasses.field(default=None, metadata={"static": True})
+    first_round: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def num_rounds(self) -> int:
@@ -74,12 +78,13 @@ class Schedule:
             ValueError: unless 0 <= start <= stop <= number of rounds.
         """
         total = self.num_rounds
-        if not 0 <= start <= stop <= total:
+        if not (is_whole(start) and is_whole(stop) and 0 <= start <= stop <= total):
             raise ValueError(
                 f"rounds: expected 0 <= start <= stop <= {total}, found start {start}, stop {stop}"
             )
         whole = {name: getattr(self, name) for name in _ARRAYS}
-        return self.replace(**{n: a[start:stop] for n, a in whole.items() if a is not None})
+        piece = {n: a[start:stop] for n, a in whole.items() if a is not None}
+        return self.replace(**piece, first_round=(self.first_round or 0) + int(start))
 
     def history_slots(self) -> int:
         """The number of history slots that `planned` needs: the most models kept at once.
@@ -87,8 +92,8 @@ class Schedule:
         Raises:
             ValueError: as `planned`.
         """
-        self.check()
-        return history_plan.slots_needed(history_plan.last_reads(self.staleness, self.working()))
+        own = self.checked()
+        return history_plan.slots_needed(history_plan.last_reads(own.staleness, own.working()))
 
     def planned(self) -> "Schedule":
         """The same with `read` and `write`, for a history of only the models still to be read.
@@ -101,9 +106,9 @@ class Schedule:
         Raises:
             ValueError: if the schedule is malformed or asks for a model before x_0.
         """
-        self.check()
-        read, write = history_plan.plan(self.staleness, self.working())
-        return self.replace(read=read, write=write)
+        own = self.checked()
+        read, write = history_plan.plan(own.staleness, own.working())
+        return own.replace(read=read, write=write)
 
     def working(self) -> np.ndarray:
         """bool `[rounds, slots]`: the slots that train: present, and with work."""
@@ -145,6 +150,12 @@ class Schedule:
         arrays = {name: a.astype(dtypes[name]) for name, a in arrays.items()}
         return Schedule(**arrays, **scalars)
 
+    def checked(self) -> "Schedule":
+        """The same as NumPy arrays in this machine's byte order; ValueError as `check`."""
+        self.check()
+        given = ((name, getattr(self, name)) for name in _ARRAYS)
+        return self.replace(**{n: native(np.asarray(a)) for n, a in given if a is not None})
+
     def check(self) -> None:
         """Checks the arrays alone, without data and history.
 
@@ -160,7 +171,7 @@ class Schedule:
         for name in _ARRAYS:
             if getattr(self, name) is not None:
                 own = shape[:1] if name in ("time", "write") else shape
-                _check_array(name, np.asarray(getattr(self, name)), own)
+                _check_array(name, unmasked(name, getattr(self, name)), own)
         if self.num_clients is not None:
             check_whole("num_clients", self.num_clients, 1, 2**31 - 1)
             if np.max(self.client, initial=0) >= self.num_clients:
@@ -202,18 +213,19 @@ class Schedule:
             tau_max is then 0.
 
         Raises:
-            ValueError: for a client id outside 0..num_clients-1, a schedule made for another number
-                of clients, or steps of another shape.
+            ValueError: as `check`; for a client id outside 0..num_clients-1, a schedule made for
+                another number of clients, or steps of another shape.
         """
-        check_clients(self, num_clients)
-        work = np.asarray(self.work if steps is None else steps, np.float64)
-        if work.shape != self.work.shape:
-            raise ValueError(f"steps: expected {self.work.shape}, found shape {work.shape}")
-        counted = self.present & (work > 0)
-        visits = np.bincount(self.client[counted], minlength=num_clients)
-        stale = np.bincount(self.staleness[counted], minlength=1)
+        own = self.checked()
+        check_clients(own, num_clients)
+        work = unmasked("steps", own.work if steps is None else steps).astype(np.float64)
+        if work.shape != own.work.shape:
+            raise ValueError(f"steps: expected {own.work.shape}, found shape {work.shape}")
+        counted = own.present & (work > 0)
+        visits = np.bincount(own.client[counted], minlength=num_clients)
+        stale = np.bincount(own.staleness[counted], minlength=1)
         # Each client once a round, without an array of rounds times clients.
-        ordered = np.sort(np.where(counted, self.client.astype(np.int64), -1), axis=1)
+        ordered = np.sort(np.where(counted, own.client.astype(np.int64), -1), axis=1)
         first = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
         included = np.bincount(ordered[first], minlength=num_clients)
         return {

@@ -156,8 +156,8 @@ def test_evaluate_weighs_rows_not_batches():
 @pytest.mark.parametrize(
     ("lengths", "batch_size", "message"),
     [
-        ({"x": 0}, 10, "arrays: expected equal lengths >= 1, found {'x': 0}"),
-        ({"x": 3, "y": 4}, 10, "arrays: expected equal lengths >= 1, found {'x': 3, 'y': 4}"),
+        ({"x": 0}, 10, "arrays: expected 1 to 2147483647 rows, found 0"),
+        ({"x": 3, "y": 4}, 10, "arrays: expected equal lengths, found {'x': 3, 'y': 4}"),
         ({"x": 3}, 0, "batch_size: expected an integer >= 1, found 0"),
     ],
 )

@@ -17,7 +17,7 @@ from problems import counting, one_row_data
 from small_runs import config_of, restored
 
 import ccfl_jax as ccfl
-from ccfl_jax.engine import run as engine
+from ccfl_jax.engine import programs
 from ccfl_jax.runs import checkpoints
 from experiments.training import devices
 
@@ -76,14 +76,15 @@ def test_mc_02_a_sweep_over_rates_compiles_once_and_keeps_nothing():
         return ccfl.build_round(one_number.TASK, one_number.SERVER, rate)(*rest)
 
     counted, traces = counting(round_at)
-    found, compiled, before = [], [], engine._run._cache_size()
+    found, compiled = [], []
     for rate in (0.1, 0.2, 0.3, 0.01, 0.5):
         fn = Partial(counted, np.float32(rate))
         end, _ = ccfl.run_rounds(fn, one_number.start(), schedule, data)
         found.append(1 - float(end.params["x"]))
         compiled.append(len(traces))
     np.testing.assert_allclose(found, [0.1, 0.2, 0.3, 0.01, 0.5], rtol=1e-5)
-    assert compiled == [compiled[0]] * 5 and engine._run._cache_size() == before + 1
+    (program,) = programs._kept[counted].values()
+    assert compiled == [compiled[0]] * 5 and program._cache_size() == 1
 
 
 def test_mc_08_a_spoilt_compilation_cache_stops_no_run(tmp_path):

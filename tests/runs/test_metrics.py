@@ -145,6 +145,13 @@ def test_next_row_without_any_upload():
     assert row["round"] == 2
 
 
+def test_of_04_a_round_without_a_value_of_a_metric_is_left_out():
+    row = _next_row(_info(train_metrics={"accuracy": np.array([np.nan, 0.5], np.float32)}))
+    assert row["train_accuracy"] == 0.5
+    row = _next_row(_info(train_metrics={"accuracy": np.full(2, np.nan, np.float32)}))
+    assert row["train_accuracy"] is None
+
+
 def test_a_loss_that_is_not_finite_is_not_hidden():
     row = _next_row(_info(train_loss=np.array([1.0, np.nan], np.float32)))
     assert np.isnan(row["train_loss"])

@@ -174,7 +174,7 @@ SHORT = "history_length: expected at least 2, the schedule's plan holds 2 models
 
 @pytest.mark.parametrize(("history_length", "schedule", "message"), [
     (1, PLAN, SHORT),
-    (1, PLAN.rounds(2, 3), SHORT),
+    (1, PLAN.rounds(2, 3).replace(first_round=None), SHORT),
     (2, PLAN.replace(staleness=late(0, 0, 0, 1, 1).staleness), wrong_slot(2, 0, 3)),
     (2, PLAN.replace(staleness=late(0, 0, 3, 2, 1).staleness), "schedule: ... 2 ..., found 3"),
     (2, PLAN.replace(write=PLAN.write * 0), wrong_slot(2, 1, 2)),

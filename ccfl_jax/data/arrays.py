@@ -1,0 +1,159 @@
+"""A user's arrays are checked and converted here, before any compiled program takes them."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ccfl_jax.checks import unmasked
+
+Array = jax.Array | np.ndarray
+
+
+def samples(arrays: Mapping[str, Any], read: bool = True) -> dict[str, Array]:
+    """Arrays of samples as JAX can hold them: row n of every array is sample n.
+
+    Args:
+        arrays: name -> array [N, ...], or what NumPy makes one of.
+        read: whether memory-mapped arrays are read; else they stay as they are, for later.
+
+    Returns:
+        The arrays, in this machine's byte order.
+
+    Raises:
+        ValueError: with the array's name: there is no array or no row; they differ in N; one holds
+            something other than numbers, masked numbers, or a 64-bit number that does not fit in
+            32 bits without `jax_enable_x64`.
+    """
+    found = formed(arrays)
+    for name, array in found.items():
+        if isinstance(array, jax.Array) or (isinstance(array, np.memmap) and not read):
+            continue
+        check_range(f"array {name!r}", array)
+        found[name] = native(np.asarray(array))
+    return found
+
+
+def formed(arrays: Mapping[str, Any]) -> dict[str, Array]:
+    """The arrays as NumPy's or JAX's; ValueError as `samples`, but no number is looked at."""
+    if not isinstance(arrays, Mapping) or not arrays:
+        found = "an empty one" if isinstance(arrays, Mapping) else type(arrays).__name__
+        raise ValueError(f"arrays: expected a dict of at least one array, found {found}")
+    found = {
+        name: array if isinstance(array, jax.Array) else _of_numbers(f"array {name!r}", array)
+        for name, array in arrays.items()
+    }
+    for name, array in found.items():
+        if not array.ndim:
+            raise ValueError(f"array {name!r}: expected a leading sample axis, found a scalar")
+    lengths = {name: len(array) for name, array in found.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"arrays: expected equal lengths, found {lengths}")
+    rows = next(iter(lengths.values()))
+    if not 1 <= rows < 2**31:
+        raise ValueError(f"arrays: expected 1 to {2**31 - 1} rows, found {rows}")
+    return found
+
+
+def int32_array(name: str, array: Any) -> Array:
+    """Integers from 0 on as int32, or ValueError with their name."""
+    array = array if isinstance(array, jax.Array) else unmasked(name, array)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name}: expected integers, found {array.dtype} {array.shape}")
+    if isinstance(array, np.ndarray) and array.size and array.dtype != np.int32:
+        lowest, highest = array.min(), array.max()
+        if lowest < 0 or highest >= 2**31:
+            raise ValueError(f"{name}: expected 0 to {2**31 - 1}, found {lowest} to {highest}")
+    # Not unsigned: those wrap around where one is taken from another.
+    return array.astype(np.int32, copy=False)
+
+
+def held(name: str, tree: Any) -> Any:
+    """A pytree whose NumPy arrays JAX can hold, in this machine's byte order.
+
+    Raises:
+        ValueError: with the name of a leaf that holds something other than numbers, masked ones,
+            or a 64-bit number that does not fit in 32 bits without `jax_enable_x64`.
+    """
+
+    def leaf(path: tuple, value: Any) -> Any:
+        if not isinstance(value, np.ndarray | str | bytes):
+            return value
+        own = jax.tree_util.keystr(path, simple=True, separator=".")
+        own = f"{name}.{own}" if own else name
+        value = _of_numbers(own, value)
+        check_range(own, value)
+        return native(value)
+
+    return jax.tree_util.tree_map_with_path(leaf, tree)
+
+
+def native(tree: Any) -> Any:
+    """A pytree whose NumPy arrays have this machine's byte order: JAX takes no other."""
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        return value.astype(value.dtype.newbyteorder("="), copy=False)
+
+    return jax.tree.map(leaf, tree)
+
+
+def held_dtype(array: Array) -> np.dtype:
+    """The dtype of the array on a device, where 64-bit numbers are 32-bit ones by default."""
+    return jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
+
+
+def not_finite(array: Array) -> np.ndarray:
+    """The rows [N, ...] that hold nan or inf; none of what is on disk, which is not read."""
+    floats = jnp.issubdtype(array.dtype, jnp.inexact)
+    if isinstance(array, np.memmap) or not floats or not array.size:
+        return np.zeros(0, int)
+    isfinite = jnp.isfinite if isinstance(array, jax.Array) else np.isfinite
+    return np.flatnonzero(~np.asarray(isfinite(array).reshape(len(array), -1).all(axis=1)))
+
+
+def warn_not_finite(arrays: Mapping[str, Array], stacklevel: int = 3) -> None:
+    """Warns, with a count and the first row, of each array that holds nan or inf."""
+    for name, array in arrays.items():
+        rows = not_finite(array)
+        if rows.size:
+            warnings.warn(
+                f"array {name!r}: expected finite numbers, found {rows.size} rows with nan or inf, "
+                f"the first is row {rows[0]}",
+                stacklevel=stacklevel,
+            )
+
+
+def check_range(name: str, array: np.ndarray) -> None:
+    """Raises ValueError for numbers that the dtype on a device does not hold."""
+    held = held_dtype(array)
+    if array.dtype.kind not in "iuf" or held.itemsize == array.dtype.itemsize or not array.size:
+        return
+    floats = array.dtype.kind == "f"
+    bounds = np.finfo(held) if floats else np.iinfo(held)
+    counted = {"where": np.isfinite(array), "initial": 0.0} if floats else {}
+    lowest, highest = array.min(**counted), array.max(**counted)
+    if lowest < bounds.min or highest > bounds.max:
+        raise ValueError(
+            f"{name}: expected values of {held} (or jax_enable_x64), found {lowest} to {highest}"
+        )
+
+
+def _of_numbers(name: str, array: Any) -> np.ndarray:
+    """What is not on the device as a NumPy array; one on disk stays there."""
+    try:
+        array = array if isinstance(array, np.memmap) else unmasked(name, array)
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise
+        raise ValueError(f"{name}: expected rows of one shape, found several") from None
+    numbers = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.char not in "gGm"
+    if not (numbers or array.dtype == np.bool_):  # "g", "G": longer than 64 bits; "m": times
+        raise ValueError(
+            f"{name}: expected bools or numbers of up to 64 bits, found dtype {array.dtype}"
+        )
+    return array

@@ -1,0 +1,168 @@
+"""Checks of the parts of a method, when it is built: each is of its kind, and can step."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+from ccfl_jax.algorithm import tree_util
+from ccfl_jax.algorithm.types import Aggregate, Params, Task
+from ccfl_jax.checks import check_kind, check_number, check_promotion, one_line
+from ccfl_jax.data.arrays import held
+from ccfl_jax.engine.state import State
+
+_THREEFRY = "threefry2x32"
+
+
+def check_key(key: jax.Array) -> None:
+    """Raises ValueError for a key whose draws would depend on lanes and trials.
+
+    Under `jax.vmap` the other generators draw from the first key of a batch alone.
+    """
+    try:
+        found = str(jax.random.key_impl(key))
+    except TypeError:
+        raise ValueError(
+            f"key: expected jax.random.key(seed), found {one_line(repr(key))}"
+        ) from None
+    if found != _THREEFRY:
+        raise ValueError(f"key: expected one of {_THREEFRY}, found one of {found}")
+    shape = jax.random.key_data(key).shape[:-1]
+    if shape:
+        raise ValueError(f"key: expected one key, found {shape} of them")
+
+
+def as_a_round_takes_it(part: Any) -> Any:
+    """A server or `local`: `optax.MultiSteps`, which is no transformation, as one; a number of
+    NumPy as Python's, which promotes no parameters."""
+    if isinstance(part, optax.MultiSteps):
+        return part.gradient_transformation()
+    return part.item() if isinstance(part, np.ndarray | np.generic) and not part.ndim else part
+
+
+def check_params(params: Params) -> None:
+    """Raises ValueError for parameters that are no floats: a step follows no gradient of others."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise ValueError(f"params.{name}: expected floats, found {leaf.dtype}")
+
+
+def check_local(task: Task, local: Any) -> None:
+    """Raises ValueError for a `local` of `build_round` that is no optimiser, number or function.
+
+    A function that makes an optimiser of a learning rate, as `optax.sgd`, is no function of the
+    round: it would be called with the round as its rate.
+    """
+    found = repr(local)
+    if callable(local) and not _takes_the_round(local):
+        found = f"{getattr(local, '__name__', local)}, which is no function of the round alone"
+    elif callable(local):
+        local = as_a_round_takes_it(local(jnp.zeros((), jnp.int32)))
+        found = f"one that gives {local!r}"
+    if isinstance(local, optax.GradientTransformation):
+        return check_step("local", task, local)
+    if isinstance(local, Tracer) and not local.ndim:  # a rate that is not known yet
+        return None
+    rate: Any = local.item() if isinstance(local, jax.Array) and not local.ndim else local
+    if not isinstance(rate, Real) or isinstance(rate, bool):
+        raise ValueError(
+            "local: expected an optax optimiser, a number, or a function of the round that gives "
+            f"one, found {one_line(found)}"
+        )
+    return check_number("local", float(rate))
+
+
+def _takes_the_round(function: Callable) -> bool:
+    """Whether it can be called with a round alone, and would not take that for something else."""
+    own: Any = function
+    while isinstance(own, functools.partial) or hasattr(own, "__wrapped__"):
+        own = own.func if isinstance(own, functools.partial) else own.__wrapped__
+    package, name = getattr(own, "__module__", None) or "", getattr(own, "__qualname__", "<locals>")
+    # A schedule of optax is a function within one of its functions; the latter make things.
+    is_a_maker = package.split(".")[0] in ("optax", "ccfl_jax") and "<locals>" not in name
+    if is_a_maker or inspect.isclass(own):
+        return False
+    try:
+        signature = inspect.signature(function)
+        signature.bind(0)
+    except ValueError:  # none is known
+        return True
+    except TypeError:
+        return False
+    return next(iter(signature.parameters)) not in ("learning_rate", "lr")
+
+
+def check_kinds(task: Any, server: Any, aggregate: Any) -> None:
+    """Raises ValueError unless each part of a method is what its name says, and JAX promotes."""
+    check_promotion()
+    check_kind("task", task, Task, "a ccfl.Task")
+    check_kind("server", server, optax.GradientTransformation, "an optax transformation")
+    check_kind("aggregate", aggregate, Aggregate | None, "a ccfl.Aggregate or None")
+
+
+def check_step(name: str, task: Task, optimiser: optax.GradientTransformation) -> None:
+    """Raises ValueError for a "server" or "local" that cannot step with what a round gives it.
+
+    That is a gradient, parameters and the loss; where it is "local", the loss as a function, too.
+    """
+    params = _parameters(task)
+    params = jax.eval_shape(tree_util.wide, params) if name == "server" else params
+    update = optax.with_extra_args_support(optimiser).update
+
+    def step(params: Any) -> Any:
+        state, more = optimiser.init(params), {"value": jnp.zeros(())}
+        if name == "local":
+            more |= {"grad": params, "value_fn": lambda params: jnp.zeros(())}
+        return state, *update(params, state, params, **more)
+
+    try:
+        state, updates, following = jax.eval_shape(step, params)
+    except Exception as error:  # an optimiser's own, of any kind
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(
+            f"{name}: expected a transformation of a gradient, parameters and a value, found one "
+            f"that cannot step ({reason})"
+        ) from error
+    if _form(updates, "shape") != _form(params, "shape"):
+        raise ValueError(f"{name}: expected updates like the parameters, found other shapes")
+    if _form(following, "shape", "dtype") != _form(state, "shape", "dtype"):
+        raise ValueError(
+            f"{name}: expected a state that keeps its shapes and dtypes, found others after a step"
+        )
+
+
+def _parameters(task: Task) -> Params:
+    """Shapes and dtypes of the parameters."""
+
+    def init(key: jax.Array) -> Params:
+        return held("params", task.init(key))
+
+    try:
+        return jax.eval_shape(init, jax.random.key(0))
+    except TypeError:  # as JAX's own for what cannot be traced: it has to be run
+        return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, init(jax.random.key(0))))
+
+
+def _form(tree: Any, *aspects: str) -> tuple:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [[getattr(leaf, aspect) for aspect in aspects] for leaf in leaves]
+
+
+def check_state(server: optax.GradientTransformation, aggregate: Aggregate, state: State) -> None:
+    """Raises ValueError for a state of another kind of server, aggregate or generator."""
+    check_key(state.key)
+    parts = (("server", server.init, state.server), ("aggregate", aggregate.init, state.aggregate))
+    for name, init, found in parts:
+        if jax.tree.structure(found) != jax.tree.structure(jax.eval_shape(init, state.params)):
+            raise ValueError(
+                f"state.{name}: expected what the round's {name} makes (`simulation` makes both), "
+                f"found {type(found).__name__} of another structure"
+            )
