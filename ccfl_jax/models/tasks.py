@@ -26,10 +26,10 @@ def classification_task(
 ) -> Task:
     """Single-label classification with softmax cross-entropy.
 
-    Batches hold "x" `[B, *input_shape]` (uint8 images are scaled to [0, 1] here, floats are not)
-    and "y" integer `[B]`, 0 <= y < num_classes. Padded rows may hold anything: before `prepare` and
-    the model they are replaced by the batch's first real row, so that neither their values nor the
-    derivatives at them matter.
+    Batches hold "x" `[B, *input_shape]` (uint8 images are scaled to [0, 1] here, floats are not,
+    other integers are refused) and "y" integer `[B]`, 0 <= y < num_classes. Padded rows may hold
+    anything: before `prepare` and the model they are replaced by the batch's first real row, so
+    that neither their values nor the derivatives at them matter.
 
     Metrics are "loss" and "accuracy". A label outside the range makes the loss nan (so the upload
     is rejected, the metric nan); logits that are nan or inf (-inf beside finite ones is allowed)
@@ -37,8 +37,10 @@ def classification_task(
 
     Args:
         model: a Flax Linen module; or a function `rngs -> nnx.Module`; or an NNX module, whose own
-            parameters are then the initial model for every key. A Linen module that takes a
-            keyword `train` gets it, and the key as its "dropout" stream.
+            parameters are then the initial model for every key. A module that takes a keyword
+            `train`, `training`, `is_training` or `deterministic` gets it, and the key as its
+            "dropout" stream. Arrays of an NNX module
+            that are no parameters are constants, drawn ones those of `nnx.Rngs(key(0))`.
         input_shape: shape of one sample.
         num_classes: width of the model's output.
         compute_dtype: a float dtype, such as `jnp.bfloat16`, to which parameters and inputs are
@@ -51,8 +53,9 @@ def classification_task(
         A `Task`.
 
     Raises:
-        ValueError: if the model has statistics beside its parameters (BatchNorm), or its output
-            is not `[B, num_classes]`; the task's functions, for a "y" that is not as described.
+        ValueError: if the model has statistics beside its parameters (BatchNorm), dropout that
+            does not act in training, draws in evaluation, or another output than
+            `[B, num_classes]`; the task's functions, for an "x" or "y" that is not as described.
     """
     init, apply, same = functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
 
@@ -60,6 +63,8 @@ def classification_task(
         x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B]"), mask)
         if prepare is not None:
             x = prepare(x, None if key is None else jax.random.fold_in(key, _PREPARE_STREAM))
+        if not (jnp.issubdtype(x.dtype, jnp.floating) or x.dtype in (jnp.uint8, jnp.bool_)):
+            raise ValueError(f"x: expected floats, or pixels as uint8, found {x.dtype}")
         logits = apply(params, scale(x), key)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         known = (y >= 0) & (y < num_classes)
