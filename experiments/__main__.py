@@ -9,7 +9,8 @@ import pkgutil
 import sys
 from pathlib import Path
 
-from .config.command import REFUSED, asks_for_help, print_help
+from .config import output
+from .config.command import DONE, REFUSED, asks_for_help
 from .config.flag import nearest
 
 
@@ -23,12 +24,14 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv`, by default this process's, and returns the exit code."""
     argv = sys.argv if argv is None else argv
     name, *rest = argv[1:] or ["--help"]
-    if asks_for_help(["ccfl", name]):
-        return print_help(_help_text())
-    if name not in commands():
-        near = nearest(name, commands())
-        print(f"ccfl: expected {', '.join(commands())}, found {name!r:.300}{near}", file=sys.stderr)
-        return REFUSED
+    with output.steady(warns=False):
+        if asks_for_help(["ccfl", name]):
+            print(_help_text())
+            return DONE
+        if name not in commands():
+            near, words = nearest(name, commands()), ", ".join(commands())
+            print(f"ccfl: expected {words}, found {name!r:.300}{near}", file=sys.stderr)
+            return REFUSED
     return _module(name).main([name, *rest])
 
 

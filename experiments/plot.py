@@ -20,16 +20,17 @@ def main(argv: list[str]) -> int:
     given = flags.read(argv, PLOT, words="FOLDER")
     options = flags.made(Options, given)
 
+    from ccfl_jax.runs import provenance
+
     from .figures import curves
     from .sweeps import lines
 
+    provenance.check_beside(given.words, flags.listed(options.accept_changed))
     drawn = {}
     for folder in given.words:
         for label, runs in lines.of_folder(Path(folder), options.x).items():
             # Two sweeps may have chosen the same setting.
             drawn[f"{folder}: {label}" if label in drawn else label] = runs
-    # A dollar sign would begin a formula.
-    drawn = {label.replace("$", r"\$"): runs for label, runs in drawn.items()}
     curves.draw_methods(drawn, [options.out], "", options.x)
     print(options.out)
     return DONE

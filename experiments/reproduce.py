@@ -11,8 +11,8 @@ trial), `summary.json` (choices and verdicts) and the figure as PNG and SVG. The
 trains only what is not done. The other flags are those of `python -m experiments.train
 --help`, and replace the preset's.
 
-Exit codes: 0 done, for any verdict; 2 refused; 3 some trial diverged; 4 some failed; 5 SIGTERM or
-SIGINT stopped it, and the same command continues it.
+Exit codes: 0 done, for any verdict; 2 refused; 3 some trial diverged; 4 some failed; 5 a signal
+stopped it, and the same command continues it.
 """
 
 import shlex

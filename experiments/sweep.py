@@ -9,8 +9,8 @@ The folder has `trials/` with a file for each, `results.csv` with every evaluati
 and `summary.json`. The same command again trains only what is not done, and resumes unfinished
 trials. The other flags are those of `python -m experiments.train --help`.
 
-Exit codes: 0 done; 2 a flag, value or file was refused; 3 some trial diverged; 4 some failed; 5
-SIGTERM or SIGINT stopped it, and the same command continues it.
+Exit codes: 0 done; 2 a flag, value or file was refused; 3 some trial diverged; 4 some failed; 5 a
+signal stopped it, and the same command continues it.
 """
 
 import sys

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .config import flag as flags
 from .config.command import DONE, command, help_of
-from .config.flag import flag, one_of
+from .config.flag import accept_changed, flag, one_of
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Options:
     """The flags of the command."""
 
     format: str = flag(one_of("markdown", "csv", "latex"), "markdown", "of the table", "Table")
+    accept_changed: str = accept_changed("Table")
 
 
 TABLE = flags.table(Options)
@@ -26,8 +27,11 @@ def main(argv: list[str]) -> int:
     """Runs the command line `argv` and returns the exit code."""
     given = flags.read(argv, TABLE, words="FOLDER")
 
+    from ccfl_jax.runs import provenance
+
     from .sweeps import summaries, tables
 
+    provenance.check_beside(given.words, flags.listed(given.values["accept_changed"]))
     rows = [row for folder in given.words for row in summaries.of_folder(folder)]
     print(tables.FORMATS[given.values["format"]](rows), end="")
     return DONE

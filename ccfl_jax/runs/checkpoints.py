@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from ccfl_jax.data.arrays import Array, native
 from ccfl_jax.engine.state import Info, State
 
 CHECKPOINTS = "checkpoints"
@@ -43,13 +45,15 @@ def open_checkpoints(folder: str | os.PathLike, keep: int = 2) -> Any:
 
     from ccfl_jax.runs.array_file import ArrayFileHandler
 
-    best = managers.BestN(
-        get_metric_fn=lambda metrics: metrics["score"], n=1, keep_checkpoints_without_metrics=False
-    )
+    def score(metrics: Mapping[str, float]) -> float:
+        return metrics["score"]
+
+    best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
     return ocp.CheckpointManager(
         Path(folder).absolute() / CHECKPOINTS,
         item_handlers={_ITEM: ArrayFileHandler()},
         options=ocp.CheckpointManagerOptions(
+            best_fn=score,  # else scores are not on disk, and a resumed run forgets the best
             preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
             cleanup_tmp_directories=True,
         ),
@@ -74,11 +78,13 @@ def save(
 
     Raises:
         OSError: if this one, or the one before it, could not be written.
+        ValueError: for two leaves of the same name, as of {"a.b"} and {"a": {"b"}}.
     """
     import orbax.checkpoint as ocp
 
     from ccfl_jax.runs.array_file import ArrayFile
 
+    state, infos = native((state, infos))
     # Copies: the buffers are donated to the next rounds.
     arrays = {_STATE + name: np.array(a) for name, a in _named(_with_raw_key(state)).items()}
     if infos is not None:
@@ -134,7 +140,7 @@ def restore(
         except Exception as error:  # a damaged file can raise anything
             broken.append(f"the checkpoint of round {number} is not whole ({_line(error)})")
             continue
-        wanted = like(about) if callable(like) else like
+        wanted = native(like(about) if callable(like) else like)
         saved = _saved(arrays, {**about, "round": number}, wanted, checkpoints.directory)
         break
     else:
@@ -187,16 +193,24 @@ def _infos(arrays: dict[str, np.ndarray]) -> Info | None:
 
 def _named(tree: Any) -> dict[str, Any]:
     """Leaves by name, in their order in the tree."""
-    named, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in named}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    named: dict[str, Any] = {}
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in named:
+            raise ValueError(f"{name}: expected one leaf of this name, found two")
+        named[name] = leaf
+    return named
 
 
 def _kind(leaf: Any) -> str | None:
     return None if leaf is None else f"{leaf.dtype} {leaf.shape}"
 
 
-def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
+def _placed(array: np.ndarray, like: Array) -> jax.Array:
     """The array with the sharding of `like`, over all processes."""
+    if not isinstance(like, jax.Array):
+        return jnp.asarray(array)
     return jax.make_array_from_callback(array.shape, like.sharding, lambda place: array[place])
 
 

@@ -26,7 +26,7 @@ def environment() -> dict[str, Any]:
     """Versions of the packages and the devices here."""
     device = jax.devices()[0]
     return {
-        "ccfl_jax": _version("ccfl_jax"),
+        "ccfl_jax": version("ccfl_jax"),
         "jax": jax.__version__,
         "backend": device.platform,
         "device": device.device_kind,
@@ -90,7 +90,8 @@ def digest(config: Mapping[str, Any], free: Collection[str]) -> str:
     return hashlib.sha256(json.dumps(kept, allow_nan=False).encode()).hexdigest()
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,11 +1,10 @@
 """The frame of all commands: help, errors in one line, exit codes."""
 
-import contextlib
 import functools
-import os
 import sys
 from collections.abc import Callable
 
+from . import output
 from .flag import Table, described
 
 DONE, REFUSED, DIVERGED, FAILED, STOPPED = 0, 2, 3, 4, 5
@@ -23,22 +22,25 @@ class Stopped(Exception):
 def command(name: str, help_text: Callable[[], str]) -> Callable[[Main], Main]:
     """Makes a command of a function of the command line that returns the exit code.
 
-    `--help` prints its help. An error of `ERRORS` becomes one line after `name` and exit code 2;
-    `Stopped` becomes 5.
+    `--help` prints its help. Printing never fails (`output.steady`). An error of `ERRORS` becomes
+    one line after `name` and exit code 2; `Stopped` becomes 5.
     """
 
     def frame(body: Main) -> Main:
         @functools.wraps(body)
         def main(argv: list[str]) -> int:
-            try:
-                if asks_for_help(argv):
-                    return print_help(help_text())
-                return body(argv)
-            except Stopped as stopped:
-                print(f"stopped   {stopped}")
-                return STOPPED
-            except ERRORS as error:
-                return refused(name, error)
+            asked = asks_for_help(argv)  # a reader such as `head` may stop reading it
+            with output.steady(warns=not asked):
+                try:
+                    if asked:
+                        print(help_text())
+                        return DONE
+                    return body(argv)
+                except Stopped as stopped:
+                    print(f"stopped   {stopped}")
+                    return STOPPED
+                except ERRORS as error:
+                    return refused(name, error)
 
         return main
 
@@ -60,13 +62,3 @@ def asks_for_help(argv: list[str]) -> bool:
     """Whether a command line asks for help, in any usual form."""
     names = (arg.lstrip("-").partition("=")[0] for arg in argv[1:] if arg.startswith("-"))
     return any(name in _HELP for name in names)
-
-
-def print_help(text: str) -> int:
-    """Prints it; returns the exit code."""
-    # A pipe whose reader has ended, as with `| head`, is no error.
-    with contextlib.suppress(BrokenPipeError):
-        print(text, flush=True)
-        return DONE
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return DONE

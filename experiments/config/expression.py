@@ -6,6 +6,7 @@ import re
 from absl import flags
 
 from .flag import Domain
+from .parsers import number
 
 # The possible forms; a number after = is the default of a missing argument.
 DISTRIBUTIONS = (
@@ -48,7 +49,7 @@ def expression(text: str, forms: tuple[str, ...]) -> tuple[str, tuple] | None:
     # Missing arguments take the form's default; one without a default is no number.
     words += [known.partition("=")[2] for known in names[len(words) :]]
     try:
-        numbers = tuple(map(float, words))
+        numbers = tuple(map(number, words))
     except ValueError:
         return None
     fits = len(words) == len(names) and all(map(math.isfinite, numbers))

@@ -7,6 +7,7 @@ come at once.
 
 import dataclasses
 import difflib
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from absl import flags
+
+from .parsers import Number, SwitchOr, Whole, define
 
 INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = 3.4e38
@@ -70,22 +73,44 @@ def one_of(*names: str) -> Domain:
 def whole(least: int, most: int = INT32_MAX) -> Domain:
     """An integer."""
     expected = f"an integer from {least} to {most}"
-    return Domain(flags.DEFINE_integer, expected, lambda v: least <= v <= most)
+    return Domain(define(Whole()), expected, lambda v: least <= v <= most)
+
+
+def switch_or(word: str) -> Domain:
+    """A switch, or `word`."""
+    expected = f"given, or with `no` before its name, or {word}"
+    return Domain(define(SwitchOr(word), is_switch=True), expected, lambda v: True)
 
 
 PATH = Domain(flags.DEFINE_string, "a path", lambda v: bool(v.strip()))
-SWITCH = Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lambda v: True)
-POSITIVE = Domain(
-    flags.DEFINE_float, "a number > 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX
+# Of folders with checkpoints: Orbax writes paths as UTF-8, which lacks what stands for other bytes.
+UTF8_PATH = PATH._replace(
+    expected="a path in UTF-8",
+    holds=lambda v: bool(v.strip()) and not re.search("[\ud800-\udfff]", v),
 )
-RATE = Domain(flags.DEFINE_float, "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
-DECAY = Domain(flags.DEFINE_float, "a number from 0 to less than 1", lambda v: 0 <= v < 1)
+_PATHS = (PATH, UTF8_PATH)
+SWITCH = Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lambda v: True)
+_NAMES = Domain(flags.DEFINE_string, "names, with a comma between two", lambda v: True)
+POSITIVE = Domain(define(Number()), "a number > 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX)
+RATE = Domain(define(Number()), "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
+DECAY = Domain(define(Number()), "a number from 0 to less than 1", lambda v: 0 <= v < 1)
 
 
 def flag(domain: Domain, default: Any, help: str, section: str, **more: Any) -> Any:
     """A field of a table: the flag of its name."""
     known = Flag(domain, default, help, section, **more)
     return dataclasses.field(default=default, metadata={"flag": known})
+
+
+def accept_changed(section: str, **more: Any) -> Any:
+    """A field of a table: the flag of that name, with which results are compared."""
+    known = "names of provenance.json, as jax,train, whose values may differ between the results"
+    return flag(_NAMES, "", known, section, **more)
+
+
+def listed(names: str) -> list[str]:
+    """The names with a comma between two."""
+    return [name for name in names.split(",") if name]
 
 
 def table(of: type) -> dict[str, Flag]:
@@ -113,10 +138,7 @@ def read(argv: list[str], *tables: Table, words: str | None = None, least: int =
     values.set_gnu_getopt(True)  # flags and words in any order
     for name, one in known.items():
         one.domain.define(name, one.default, one.help, flag_values=values)
-    try:
-        args = values.read_flags_from_files([_flag_file(arg) for arg in argv[1:]])
-    except flags.Error as error:
-        raise ValueError(f"--flagfile: expected a file of flags, found {error}") from None
+    args = _expanded([_flag_file(arg) for arg in argv[1:]], values)
     if any(arg.lstrip("-").split("=")[0] == "undefok" for arg in args):
         raise ValueError("--undefok: expected only flags that --help names, found it")
     try:
@@ -138,6 +160,8 @@ def read(argv: list[str], *tables: Table, words: str | None = None, least: int =
         if (name in given or value is not None) and not domain.holds(value):
             near = _nearest(domain, value)
             raise ValueError(f"--{name}: expected {domain.expected}, found {value!r:.300}{near}")
+        if domain in _PATHS and name in given:
+            got[name] = os.path.expanduser(value)  # a shell leaves the ~ in --out_dir=~/runs
     return Given(got, given, found)
 
 
@@ -162,7 +186,7 @@ def described(*tables: Table) -> list[str]:
             section = one.section
             lines += ["", f"{section}:"]
         default = "" if one.default is None else f"={one.default}"
-        expected = "" if one.domain in (PATH, SWITCH) else f" [{one.domain.expected}]"
+        expected = "" if one.domain in (*_PATHS, SWITCH) else f" [{one.domain.expected}]"
         first = listed.setdefault(expected, name)
         if first != name and len(expected) > 100:  # a long list once
             expected = f" [as --{first}]"
@@ -187,6 +211,31 @@ def _flag_file(arg: str) -> str:
     return f"--flagfile={_PRESETS / value}.flags"
 
 
+def _expanded(args: list[str], values: flags.FlagValues) -> list[str]:
+    """The arguments with the lines of flag files; ValueError for a line of more than a flag."""
+    try:
+        lines = values.read_flags_from_files(args)
+    except flags.Error as error:
+        raise ValueError(f"--flagfile: expected a file of flags, found {error}") from None
+    except UnicodeDecodeError as error:
+        words = zip(args, [*args[1:], ""], strict=True)  # --flagfile=FILE, or --flagfile FILE
+        pairs = [(*arg.lstrip("-").partition("="), after) for arg, after in words]
+        files = [value or after for name, _, value, after in pairs if name == "flagfile"]
+        raise ValueError(
+            f"--flagfile: expected {', '.join(files)}, and files named in it, in UTF-8, found "
+            f"{error}"
+        ) from None
+    for line in lines:
+        value = line.partition("=")[2].strip()
+        is_more = re.search(r"\s(#|//|--?\w)", line) or re.fullmatch(r"([\"']).*\1", value)
+        if is_more and line not in args:
+            raise ValueError(
+                "--flagfile: expected a flag a line, without quotes or a comment behind it, found "
+                f"{line!r:.300}"
+            )
+    return lines
+
+
 def _words(rest: list[str], known: Table) -> list[str]:
     """The words among the arguments that are no known flag; ValueError for unknown flags."""
     end = rest.index("--") if "--" in rest else len(rest)
@@ -207,16 +256,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _nearest(domain: Domain, value: Any) -> str:
-    if not isinstance(value, str) or domain is PATH:
+    if not isinstance(value, str) or domain in _PATHS:
         return ""
     return nearest(value, domain.expected.split(", "))
 
 
 def _one_line(error: Exception, known: Table) -> str:
     text = " ".join(str(error).split()).removeprefix("ERROR:: ")
-    wrong = re.match(r"flag --(\w+)=(.*?): ", text)
+    wrong = re.match(r"flag --(\w+)=(.*?): (expected .*)?", text)
     if wrong:
-        name, value = wrong.groups()
+        name, value, why = wrong.groups()
+        if why:
+            return f"--{name}: {why}"
         return f"--{name}: expected {known[name].domain.expected}, found {value!r:.300}"
     missing = re.match(r"Missing value for flag -+(\w+)", text)
     if missing:

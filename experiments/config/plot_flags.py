@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from . import flag as flags
-from .flag import PATH, flag, one_of
+from .flag import PATH, accept_changed, flag, one_of
 
 # Horizontal axes: label, and the columns that add up to it.
 AXES = {
@@ -22,6 +22,7 @@ class Options:
 
     x: str = flag(one_of(*AXES), "round", "the horizontal axis", "Figure")
     out: str = flag(PATH, "comparison.png", "file to write; its ending is the format", "Figure")
+    accept_changed: str = accept_changed("Figure")
 
 
 PLOT = flags.table(Options)

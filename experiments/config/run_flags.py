@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 from . import flag as flags
-from .flag import DECAY, PATH, POSITIVE, RATE, SWITCH, flag, one_of, whole
+from .flag import DECAY, PATH, POSITIVE, RATE, SWITCH, UTF8_PATH, flag, one_of, switch_or, whole
 from .flag_rules import DATASETS, MODELS, SERVERS, check_together
 
 _data = partial(flag, section="Data and model")
@@ -29,7 +29,10 @@ class Config:
 
     dataset: str = _data(one_of(*DATASETS), "fashion_mnist", "data set")
     data_dir: str | None = _data(
-        PATH, None, "folder of the data set's files (IDX, CIFAR binary, Stack Overflow SQLite)"
+        PATH,
+        None,
+        "folder of the data set's files (IDX, CIFAR binary, Stack Overflow SQLite)",
+        may_change="always",
     )
     model: str = _data(
         one_of(*MODELS),
@@ -66,6 +69,7 @@ class Config:
         None,
         "run this schedule.npz, with the seed for {seed} in its name; the flags of this section "
         "must cover it, --max_delay where it is given",
+        may_change="always",
         no_use={"a schedule to make": "--show=PATH, which shows one"},
     )
 
@@ -145,20 +149,23 @@ class Config:
         whole(1), 2, "newest checkpoints kept, besides the best by test", may_change="always"
     )
     out_dir: str | None = _run(
-        PATH,
+        UTF8_PATH,
         None,
         "run folder; unset: runs/DATASET-SERVER-001, -002, ...",
         may_change="always",
     )
-    resume: bool = _run(
-        SWITCH,
+    resume: bool | str = _run(
+        switch_or("auto"),
         False,
-        "continue from the newest checkpoint in --out_dir",
+        "continue from the newest checkpoint in --out_dir; auto: where there is one, else start",
         may_change="always",
         no_use={
             "a sweep": "the same command again, which continues the sweep",
             "a schedule to make": "--overwrite, to make it anew",
         },
+    )
+    accept_changed: str = flags.accept_changed(
+        "Run", may_change="always", no_use={"a schedule to make": "--overwrite, to make it anew"}
     )
     overwrite: bool = _run(
         SWITCH, False, "remove the run in --out_dir, and start anew", may_change="always"
@@ -198,6 +205,11 @@ class Config:
     def most_work(self) -> float:
         """K R, the most work of a client; an integer."""
         return self.local_work * self.randomness
+
+    @property
+    def accepted(self) -> list[str]:
+        """The names in `accept_changed`."""
+        return flags.listed(self.accept_changed)
 
     def steps_per_work(self, sizes: Any) -> Any:
         """The local steps of one unit of work, for clients of `sizes`: ceil(n / B), or 1."""

@@ -5,15 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from absl import flags as absl_flags
-
 from . import flag as flags
 from .expression import AVAILABILITIES, DISTRIBUTIONS, domain, expression
 from .flag import PATH, POSITIVE, SWITCH, Domain, Given, flag, one_of, whole
+from .parsers import Number, define
 from .run_flags import RUN, Config, resolve
 
 _DISTRIBUTION = domain(DISTRIBUTIONS)
-_CORRELATION = Domain(absl_flags.DEFINE_float, "a number from -1 to 1", lambda v: -1 <= v <= 1)
+_CORRELATION = Domain(define(Number()), "a number from -1 to 1", lambda v: -1 <= v <= 1)
 _OF_LABELS = ("label", "label_diurnal")
 
 _any = partial(flag, section="Schedule")

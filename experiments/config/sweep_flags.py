@@ -85,6 +85,7 @@ def parse_sweep(argv: list[str]) -> Sweep:
         own = flags.read([argv[0], *words], {name: RUN[name] for name in varied})
         both = Given(given.values | own.values, given.names | own.names, [])
         trials[name_of(varied)] = Trial(varied, replace(resolve(both), out_dir=None))
+    _check_different(trials)
     memory = given.values["trial_memory"]
     return Sweep(
         trials,
@@ -92,6 +93,17 @@ def parse_sweep(argv: list[str]) -> Sweep:
         None if memory is None else memory * 1e6,
         given.values["overwrite"],
     )
+
+
+def _check_different(trials: Trials) -> None:
+    """Raises ValueError for two trials with the same settings, as of 0.01 and 1e-2."""
+    first: dict[Config, str] = {}
+    for name, trial in trials.items():
+        same = first.setdefault(trial.config, name)
+        if same != name:
+            raise ValueError(
+                f"--vary: expected trials with different settings, found {same!r} and {name!r}"
+            )
 
 
 def _combinations(vary: str) -> list[dict[str, str]]:

@@ -1,7 +1,4 @@
-"""Curves: of one run, of several methods, and against a hyperparameter.
-
-Matplotlib is imported where something is drawn, as that takes a second.
-"""
+"""Curves: of one run, of several methods, and against a hyperparameter."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +12,7 @@ from ccfl_jax.io.files import write_whole
 from ccfl_jax.runs import metrics
 
 from ..config.plot_flags import AXES
+from . import canvas
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -76,7 +74,7 @@ def draw(
             own = [[_column(rows[:length], name) for name in columns] for rows, _ in runs]
             across = np.mean(np.sum(own, axis=1), axis=0)
             values = np.array([_column(rows[:length], column) for rows, column in runs])
-            (drawn,) = panel.plot(across, values.mean(axis=0), marker=".", label=label)
+            (drawn,) = panel.plot(across, values.mean(axis=0), marker=".", label=canvas.text(label))
             if len(runs) > 1:
                 band = values.min(axis=0), values.max(axis=0)
                 panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
@@ -108,8 +106,8 @@ def draw_sensitivity(
         runs = np.array([scores[value] for value in sorted(scores)])
         mean = runs.mean(axis=1)
         bars = np.abs(np.stack([runs.min(axis=1), runs.max(axis=1)]) - mean)
-        panel.errorbar(places, mean, bars, marker="o", capsize=3, label=method)
-    panel.axhline(np.mean(line[1]), color="gray", linestyle="--", label=line[0])
+        panel.errorbar(places, mean, bars, marker="o", capsize=3, label=canvas.text(method))
+    panel.axhline(np.mean(line[1]), color="gray", linestyle="--", label=canvas.text(line[0]))
     panel.set(xlabel=x, ylabel=y)
     panel.set_xticks(range(len(values)), [f"{value:g}" for value in values])
     _save(figure, [panel], paths)
@@ -120,12 +118,8 @@ def _column(rows: Rows, name: str) -> np.ndarray:
 
 
 def _figure(panels: int, title: str) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * max(panels, 1.4), 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure = canvas.figure(figsize=(5 * max(panels, 1.4), 4))
+    figure.suptitle(canvas.text(title))
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 

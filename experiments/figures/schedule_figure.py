@@ -1,7 +1,4 @@
-"""The figure of a schedule in six panels.
-
-Matplotlib is imported where something is drawn, as that takes a second.
-"""
+"""The figure of a schedule in six panels."""
 
 import os
 from functools import partial
@@ -12,6 +9,8 @@ import numpy as np
 from ccfl_jax.clock.event_log import USED, EventLog
 from ccfl_jax.io.files import write_whole
 from ccfl_jax.schedules.schedule import Schedule
+
+from . import canvas
 
 _MOST_BARS = 20_000  # more tasks are drawn as dots
 _BINS, _BLOCKS = 40, 120
@@ -41,12 +40,8 @@ def draw(
         log: the clock's tasks.
         labels: integers `[clients]`, to sort the raster by; without them by slots filled.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 12), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title.replace("$", r"\$"))  # a dollar would begin a formula
+    figure = canvas.figure(figsize=(15, 12))
+    figure.suptitle(canvas.text(title))
     grid = figure.add_gridspec(3, 3, height_ratios=(1.6, 1, 1))
     panels = [figure.add_subplot(grid[0, :]), figure.add_subplot(grid[1, :2])]
     panels += [figure.add_subplot(grid[place]) for place in ((1, 2), (2, 0), (2, 1), (2, 2))]

@@ -1,13 +1,14 @@
 """The reproduction of a figure or table: its grid, final runs, figure and verdicts."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ccfl_jax.runs import run_config
 
 from ..config.flag_rules import SERVERS
 from ..config.sweep_flags import Trials
-from ..figures import curves
+from ..figures import canvas, curves
 from ..sweeps import results, runner, selection
 from ..sweeps.results import Record
 from ..sweeps.selection import Choice
@@ -37,7 +38,7 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: s
     trials = _final_trials(preset, choices, seeds)
     _carry_over(tried, trials, folder / "final")
     final = runner.run(trials, folder / "final") if trials else []
-    _draw(preset, final, folder)
+    canvas.drawn(folder, partial(_draw, preset, final, folder))
     verdicts = claims.judge(preset, final)
     for one in verdicts:
         print(f"verdict   {claims.line(one)}")

@@ -1,5 +1,6 @@
 """Schedules from flags: made, written and described."""
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from ccfl_jax.data import NUM_CLASSES
 
 from ..config.run_flags import Config
 from ..config.schedule_flags import Options, Request
-from ..figures import schedule_figure
+from ..figures import canvas, schedule_figure
 from ..training import parts
 from . import worlds
 from .describe import describe
@@ -60,14 +61,17 @@ def make(request: Request) -> list[str]:
     lines = describe(schedule, schedule.num_clients, made.log, made.model_bytes, made.steps)
     file.parent.mkdir(parents=True, exist_ok=True)
     schedule.save(file)
-    written = [file, picture]
+    written = [file]
     if made.log is not None:
         made.log.save(log_file)
-        written.insert(1, log_file)
+        written.append(log_file)
     else:
         log_file.unlink(missing_ok=True)  # of an overwritten schedule
     title = f"{file.name}: {request.options.rule}, {config.dataset}, seed {config.seed}"
-    schedule_figure.draw(schedule, schedule.num_clients, picture, title, made.log, made.labels)
+    clients = schedule.num_clients
+    draw = partial(schedule_figure.draw, schedule, clients, picture, title, made.log, made.labels)
+    if canvas.drawn(picture, draw):
+        written.append(picture)
     return [*lines, *made.notes, *(f"written   {path}" for path in written)]
 
 

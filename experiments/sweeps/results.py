@@ -11,14 +11,15 @@ from ccfl_jax.checks import one_line
 from ccfl_jax.io.files import as_json, replace_file
 from ccfl_jax.runs import metrics, run_config
 from ccfl_jax.runs.metrics import Row
+from ccfl_jax.runs.provenance import PROVENANCE
 
-from ..config.run_flags import Config, free
+from ..config.run_flags import RUN, Config, free
 from ..config.sweep_flags import Trial, Trials, name_of
 from . import tables
 from .trial_checkpoints import UNDERWAY
 
 TRIALS, RESULTS, SUMMARY = "trials", "results.csv", "summary.json"
-FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY)  # what a sweep writes
+FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY, PROVENANCE)  # what a sweep writes
 _LARGEST = 1e100  # of numbers that are drawn
 
 Status = Literal["finished", "diverged", "failed"]
@@ -111,7 +112,16 @@ def read(folder: str | os.PathLike, trials: Trials) -> dict[str, Record]:
             run_config.check_same(path, one.config, asdict(trial.config), free(a_run=False))
             if one.status != "failed":
                 found[name] = one
+    _check_of_one_sweep(folder, trials)
     return found
+
+
+def _check_of_one_sweep(folder: str | os.PathLike, trials: Trials) -> None:
+    """Raises ValueError for a trial in the folder with other settings than `--vary` can vary."""
+    common = asdict(next(iter(trials.values())).config)
+    others = {name for name, one in RUN.items() if one.varies} | free(a_run=False)
+    for path in sorted((Path(folder) / TRIALS).glob("*.json")):
+        run_config.check_same(path, _read(path).config, common, others)
 
 
 def read_all(folder: str | os.PathLike) -> list[Record]:

@@ -1,5 +1,6 @@
 """A sweep: trials in groups that share a program, each written when it is done."""
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +9,8 @@ from typing import NamedTuple
 
 import ccfl_jax as ccfl
 from ccfl_jax.io import files as folders
-from ccfl_jax.io import folder_lock
 from ccfl_jax.runs import checkpoints as saving
+from ccfl_jax.runs import provenance
 from ccfl_jax.runs.metrics import Row
 
 from ..config.command import DIVERGED, DONE, ERRORS, FAILED, Stopped
@@ -69,14 +70,12 @@ def run(
     Raises:
         ValueError, OSError: for a folder in use or with other trials of these names, and for data
             that cannot be read, if all trials share them.
-        Stopped: after SIGTERM or SIGINT, when everything is saved.
+        Stopped: after a signal, when everything is saved.
     """
     mesh = devices.start(next(iter(trials.values())).config)
     # The last few are kept, for methods with the same task.
     task_data = functools.lru_cache(maxsize=4)(functools.partial(trial_group.task_data, mesh))
-    lock = folder_lock.lock(folder)
-    if lock.left_by:
-        journal.warn(Path(folder), f"{lock.left_by} ended without releasing it")
+    lock = journal.lock(folder)
     try:
         if overwrite:
             folders.check_unused(folder, results.FILES)
@@ -100,18 +99,19 @@ def _run(
     begun = trial_checkpoints.groups(folder, digests)
     going = f", {sum(map(len, begun))} unfinished" if begun else ""
     print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before{going}")
+    configs = [trial.config for trial in trials.values()]
+    history, schedule = _schedules(configs)
+    found = _provenance(configs, task_data, schedule)
+    provenance.check(folder, found, configs[0].accepted)
     if not left:
         return [done[name] for name in trials]
-    configs = [trial.config for trial in left.values()]
-    if len({parts.source(config) for config in configs}) == 1:
-        task_data(*_source_of(configs[0]))  # no trial can be trained without data
-    history, schedule = _schedules([trial.config for trial in trials.values()])
+    provenance.write(folder, found)
     minutes = intervals.Minutes()
 
     def is_due(done: int, over: bool) -> bool:
         return not over and minutes.is_checkpoint(configs[0], done)
 
-    with progress_bar(configs[0], sum(config.rounds for config in configs)) as bar:
+    with progress_bar(configs[0], sum(one.config.rounds for one in left.values())) as bar:
         watch = Watch(stop_requested, is_due, bar)
         sweep = _Sweep(folder, begun, task_data, history, schedule, memory, watch)
         for members in _alike(left):
@@ -120,6 +120,25 @@ def _run(
                 done[one.name] = one
                 say(f"trial     {results.line(one)}")
     return [done[name] for name in trials]
+
+
+def _provenance(
+    configs: list[Config],
+    task_data: Callable,
+    schedule: Callable[[Config], ccfl.Schedule],
+) -> dict[str, str]:
+    """The provenance of all trials.
+
+    Data that cannot be read or dealt out are a failure of their trials, unless all share them.
+    """
+    found = provenance.of_process()
+    if len({parts.source(config) for config in configs}) == 1:
+        task_data(*_source_of(configs[0]))  # no trial can be trained without data
+    for config in {trial_group.data_settings(one): one for one in configs}.values():
+        with contextlib.suppress(*ERRORS):
+            found |= task_data(*_source_of(config)).digests(config)
+        found[f"schedule[seed={config.seed}]"] = schedule(config).digest()
+    return found
 
 
 def _source_of(config: Config) -> tuple:

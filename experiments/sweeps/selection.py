@@ -111,7 +111,7 @@ def as_json(choices: Mapping[str, Choice]) -> dict[str, dict[str, Any]]:
 def line(choice: Choice) -> str:
     """A choice in one line of text."""
     if choice.chosen is None:
-        return "no trial finished"
+        return "no finished trial has a training score"
     other = "" if choice.by_test == choice.chosen else f"; by test data {choice.by_test}"
     return f"{choice.chosen}, train {choice.train:.4f}, test {choice.test:.4f}{other}"
 

@@ -27,6 +27,7 @@ class TaskData(NamedTuple):
     Attributes:
         task: the learning problem.
         owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for a seed.
+        digests: `digests(config)`: the data's provenance, as `parts.digests`.
         data: "x" and "y" of the training samples, on every device.
         test: "x" and "y" of the test set, on every device.
         mesh: devices that trials are spread over.
@@ -34,6 +35,7 @@ class TaskData(NamedTuple):
 
     task: ccfl.Task
     owners: Callable[[Config], tuple[np.ndarray, np.ndarray]]
+    digests: Callable[[Config], dict[str, str]]
     data: dict[str, jax.Array]
     test: dict[str, jax.Array]
     mesh: Mesh
@@ -76,14 +78,16 @@ def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Task
     """The task and data of `parts.load(*source)`, on the devices."""
     train, test, _ = parts.load(*source)
     task = parts.task(source[0], model, compute_dtype, train)
-    data, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
-    owners = functools.cache(lambda config: parts.owners(config, train))
-    return TaskData(
-        task,
-        lambda config: owners(data_settings(config)),
-        *devices.put((data, test), mesh),
-        mesh,
-    )
+    arrays = [{name: part[name] for name in ("x", "y")} for part in (train, test)]
+    made = functools.cache(lambda config: parts.owners(config, train))
+
+    def owners(config: Config) -> tuple[np.ndarray, np.ndarray]:
+        return made(data_settings(config))
+
+    def digests(config: Config) -> dict[str, str]:
+        return parts.digests(config, train, test, owners(config))
+
+    return TaskData(task, owners, digests, *devices.put(arrays, mesh), mesh)
 
 
 def group(

@@ -41,13 +41,19 @@ def start(config: Config) -> Mesh:
 
 
 def make_host_devices(count: int | None) -> None:
-    """Sets JAX's number of devices on a CPU, by default one per core."""
-    wanted = max(count or os.cpu_count(), jax.config.jax_num_cpu_devices)
+    """Sets JAX's number of devices on a CPU, by default one per core that the process may use.
+
+    Where `count` is None the user's JAX_NUM_CPU_DEVICES or XLA_FLAGS decide.
+    """
+    given = os.environ.get("XLA_FLAGS", "")
+    if count is None and "--xla_force_host_platform_device_count" in given:
+        return
+    default = 1 if "JAX_NUM_CPU_DEVICES" in os.environ else _cores()
+    wanted = max(count or default, jax.config.jax_num_cpu_devices)
     # Fails once JAX has started, as in a test: it keeps its devices then.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", wanted)
-        given = os.environ.get("XLA_FLAGS", "")  # last, so that the user's flags win
-        # Once: the cache finds programs under the same flags only.
+        # First, so that the user's flags win; once, as the cache finds programs by all flags.
         if wanted > 1 and not given.startswith(_ON_ONE_CORE):
             os.environ["XLA_FLAGS"] = f"{_ON_ONE_CORE} {given}".strip()
 
@@ -92,6 +98,13 @@ def put(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(shared, tree)
 
 
+def _cores() -> int:
+    """The cores that this process may use: those allotted to a job, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _place(device: jax.Device) -> int:
     """The number of a device among those of its own process."""
     own = [d.id for d in jax.devices() if d.process_index == device.process_index]
@@ -99,8 +112,12 @@ def _place(device: jax.Device) -> int:
 
 
 def _keep_compiled(folder: str) -> None:
-    """Keeps compiled programs in `folder`, for the next process with the same programs."""
-    if folder != "off":
+    """Keeps compiled programs in `folder`, for the next process with the same programs.
+
+    The user's JAX_COMPILATION_CACHE_DIR takes the place of the default, and of "off".
+    """
+    is_default = folder == Config.compilation_cache
+    if folder != "off" and not (is_default and "JAX_COMPILATION_CACHE_DIR" in os.environ):
         # A program made for another processor may not run on this one.
         folder = Path(folder).expanduser() / f"{platform.machine()}-{_processor()}"
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -4,7 +4,7 @@ Both have a folder with `metrics.jsonl` and `checkpoints/`. A run is one trial w
 whose state has no axis of trials.
 """
 
-import sys
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +13,12 @@ import jax
 import numpy as np
 
 import ccfl_jax as ccfl
+from ccfl_jax.io import folder_lock
 from ccfl_jax.runs import checkpoints as saving
 from ccfl_jax.runs import metrics
 from ccfl_jax.runs.metrics import Row
+
+from ..config import output
 
 
 class Progress(NamedTuple):
@@ -138,9 +141,21 @@ def resumed(journal: Journal, saved: saving.Saved) -> Progress:
     return Progress(states, infos, rows, about["seconds"])
 
 
+def lock(folder: str | os.PathLike) -> folder_lock.Lock:
+    """Locks a folder, with a warning where its last process was killed or there are no locks."""
+    found = folder_lock.lock(folder)
+    if not found.is_locked:
+        line = "expected a file system with locks, found none: one process alone may use it"
+        also = f"; {found.left_by} does, or ended without releasing it" if found.left_by else ""
+        warn(Path(folder), line + also)
+    elif found.left_by:
+        warn(Path(folder), f"{found.left_by} ended without releasing it")
+    return found
+
+
 def warn(folder: Path, line: str) -> None:
     """Prints a warning about a folder."""
-    print(f"warning   {folder}: {line}", file=sys.stderr)
+    output.warn(f"{folder}: {line}")
 
 
 def _digests(journal: Journal, done: int) -> list[str]:

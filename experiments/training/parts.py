@@ -13,7 +13,7 @@ from ccfl_jax import models
 from ccfl_jax.algorithm import server_optimizers as servers
 from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
-from ccfl_jax.runs import metrics
+from ccfl_jax.runs import metrics, provenance
 
 from ..config.flag import INT32_MAX
 from ..config.flag_rules import MODELS, OF_STACKOVERFLOW, SERVERS
@@ -130,6 +130,20 @@ def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np
     lists = clients(config, train)
     _check_visits(config, max(map(len, lists)))
     return np.concatenate(lists), np.cumsum([0, *map(len, lists)])
+
+
+def digests(
+    config: Config, train: dict, test: dict, owners: tuple[np.ndarray, np.ndarray]
+) -> dict[str, str]:
+    """The provenance of a run's data: name -> digest."""
+    digest, (rows, starts) = provenance.digest, owners
+    name, _, *drawn = source(config)
+    name = ",".join(map(str, (name, *drawn)))  # other settings may draw others of its clients
+    return {
+        f"train[{name}]": digest(train),
+        f"test[{name}]": digest(test),
+        f"clients[seed={config.seed}]": digest({"rows": rows, "starts": starts}),
+    }
 
 
 def _check_visits(config: Config, largest: int) -> None:

@@ -1,5 +1,6 @@
 """A run, from its `Config` to its curves."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -7,7 +8,7 @@ import jax
 from ccfl_jax.runs.metrics import Row
 
 from ..config.run_flags import Config
-from ..figures import curves
+from ..figures import canvas, curves
 from . import intervals, report
 from .run_setup import Job, close, prepare
 from .signals import on_signals
@@ -34,7 +35,7 @@ def train(job: Job) -> list[Row]:
     Evaluates on the whole test set at the start, every `eval_every` rounds and at the end. A row is
     marked diverged where the model or the test loss is not finite or more than `max_rejected`
     uploads were rejected, which end the run, or where that loss is a thousand times the first,
-    from which a run may recover. SIGTERM or SIGINT ends it after the current piece.
+    from which a run may recover. A signal ends it after the current piece.
 
     Returns:
         All rows of the metrics file.
@@ -66,9 +67,14 @@ def _is_due(config: Config):
 
 def _show(job: Job, rows: list[Row]) -> None:
     path = Path(job.config.out_dir) / "curves.png"
-    if len(rows) > len(job.progress.rows[0]) or not path.exists():
-        curves.draw_curves(rows, path, f"{job.config.dataset}, {job.config.server}")
+    title, is_new = (
+        f"{job.config.dataset}, {job.config.server}",
+        len(rows) > len(job.progress.rows[0]),
+    )
+    draw = partial(curves.draw_curves, rows, path, title)
+    there = canvas.drawn(path, draw) if is_new or not path.exists() else True
     print(report.summary(rows))
     if report.is_short(rows, job.config):
         print(f"stopped   --resume --out_dir={job.config.out_dir} continues it")
-    print(f"curves    {path}")
+    if there:
+        print(f"curves    {path}")

@@ -15,15 +15,17 @@ from ccfl_jax.engine import run, streaming
 from ccfl_jax.io import files as folders
 from ccfl_jax.io import folder_lock
 from ccfl_jax.runs import checkpoints as saving
-from ccfl_jax.runs import metrics, run_config
+from ccfl_jax.runs import metrics, provenance, run_config
 
 from ..config.run_flags import Config, free
 from . import devices, journal, parts
 from .journal import Journal, Progress
 from .train_loop import Part, Program, is_over
 
+# What a start writes; with the settings, written last, the run can be resumed.
+_FIRST = (run_config.CONFIG, provenance.PROVENANCE, metrics.SCHEDULE)
 # The files of a run, which `--overwrite` removes.
-_FILES = (run_config.CONFIG, metrics.METRICS, metrics.SCHEDULE, saving.CHECKPOINTS, "curves.png")
+_FILES = (*_FIRST, metrics.METRICS, saving.CHECKPOINTS, "curves.png")
 _UNKNOWN = 2**50  # bytes of a device that tells no limit
 
 
@@ -39,6 +41,7 @@ class Problem(NamedTuple):
         state: before the first round.
         memory: bytes of a device for streamed training samples; None where it holds all.
         mesh: the devices.
+        provenance: of the result, as `provenance.check` takes it.
     """
 
     schedule: ccfl.Schedule
@@ -49,6 +52,7 @@ class Problem(NamedTuple):
     state: ccfl.State
     memory: int | None
     mesh: jax.sharding.Mesh
+    provenance: dict[str, str]
 
 
 class Job(NamedTuple):
@@ -80,12 +84,30 @@ def prepare(config: Config) -> Job:
         ValueError, OSError, ImportError: for settings, files or a folder that cannot be used.
     """
     mesh = devices.start(config)
-    if config.resume:
+    if config.resume == "auto" and _has_run(config):
+        config = dataclasses.replace(config, resume=True)
+    if config.resume is True:
         run_config.check(config.out_dir, dataclasses.asdict(config), free(a_run=True))
     elif config.out_dir is not None and jax.process_index() == 0:
-        folders.check_unused(config.out_dir, _FILES if config.overwrite else None)
+        folders.check_unused(config.out_dir, _replaced(config))
     problem = _problem(config, mesh)
-    return _resume(config, problem) if config.resume else _start(config, problem)
+    return _resume(config, problem) if config.resume is True else _start(config, problem)
+
+
+def _has_run(config: Config) -> bool:
+    """Whether the folder has a run that can be resumed; the same in all processes."""
+    there = np.asarray((Path(config.out_dir) / run_config.CONFIG).is_file())
+    if jax.process_count() > 1:
+        there = multihost_utils.broadcast_one_to_all(there)
+    return bool(there)
+
+
+def _replaced(config: Config) -> tuple[str, ...] | None:
+    """The files that a new run may replace in its folder; None: it has to be empty."""
+    if config.overwrite:
+        return _FILES
+    # A start that was killed before the run could be resumed has left these.
+    return _FIRST if config.resume == "auto" else None
 
 
 def close(job: Job) -> None:
@@ -103,11 +125,12 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     state = first_state(parts.rates(config), jax.random.key(config.seed))
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
     data = ccfl.FederatedData.from_offsets(arrays, *owners)
+    origin = provenance.of_process() | parts.digests(config, train, test, owners)
     memory = _memory(config, data, mesh)
     if memory is None:
         data = devices.put(data, mesh)
     state, test = devices.put((state, test), mesh)
-    return Problem(schedule, task, data, test, left_out, state, memory, mesh)
+    return Problem(schedule, task, data, test, left_out, state, memory, mesh, origin)
 
 
 def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) -> Program:
@@ -174,10 +197,11 @@ def _start(config: Config, problem: Problem) -> Job:
     config = dataclasses.replace(config, out_dir=str(folder))
     lock = None
     if jax.process_index() == 0:
-        lock = folder_lock.lock(folder)
+        lock = journal.lock(folder)
         try:
-            folders.check_unused(folder, _FILES if config.overwrite else None)
+            folders.check_unused(folder, _replaced(config))
             folders.clear(folder, _FILES)
+            provenance.write(folder, problem.provenance)
             problem.schedule.save(Path(folder) / metrics.SCHEDULE)
             run_config.write(folder, dataclasses.asdict(config))
         except OSError:
@@ -203,11 +227,10 @@ def _numbered_folder(config: Config) -> Path:
 def _resume(config: Config, problem: Problem) -> Job:
     """Resumes from the newest undamaged checkpoint, and removes the rows after it."""
     folder = Path(config.out_dir)
-    lock = folder_lock.lock(folder) if jax.process_index() == 0 else None
-    if lock and lock.left_by:
-        journal.warn(folder, f"{lock.left_by} ended without releasing it")
+    lock = journal.lock(folder) if jax.process_index() == 0 else None
     own = _open(config, problem)
     try:
+        provenance.check(folder, problem.provenance, config.accepted)
         saved = journal.newest(own, problem.state)
         if saved is not None:
             _check(config, problem, saved)
@@ -220,6 +243,7 @@ def _resume(config: Config, problem: Problem) -> Job:
             progress = journal.resumed(own, saved)
         if not is_over(config, progress) and jax.process_index() == 0:
             problem.schedule.save(folder / metrics.SCHEDULE)
+            provenance.write(folder, problem.provenance)
             run_config.write(folder, dataclasses.asdict(config))
     except (ValueError, OSError):
         _close(own, lock)

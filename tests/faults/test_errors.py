@@ -204,8 +204,8 @@ def messages():
                 yield path.stem, template(call.args[0])
 
 
-# These put the name of their file, and perhaps of a part of it, in front of what they raise.
-READERS = {"idx", "sqlite", "stackoverflow", "npz", "files"}
+# These put a name, of a file and perhaps of a part of it, or of a flag, before what they raise.
+READERS = {"idx", "sqlite", "stackoverflow", "npz", "files", "parsers"}
 FROM_ELSEWHERE = {
     "{}": "a message that a function makes",
     "{}: {}": "the reader's message behind the file's name",

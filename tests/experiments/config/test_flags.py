@@ -32,7 +32,7 @@ def test_defaults_are_the_papers():
         **{"normalise": "steps", "compute_dtype": "float32", "initial_accumulator": 0.0},
         **{"server": "cc_fedams", "server_lr": 0.1, "b1": 0.9, "b2": 0.99, "eval_every": 10},
         **{"keep_checkpoints": 2, "resume": False, "overwrite": False, "progress": True},
-        "compilation_cache": "~/.cache/ccfl_jax",
+        **{"compilation_cache": "~/.cache/ccfl_jax", "accept_changed": ""},
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         _parse("--server_lr=0.1").seed = 1
@@ -84,7 +84,10 @@ _SERVERS = "cc_fedavg, cc_fedsgd, cc_fedavgm, cc_fedadagrad, cc_fedadam, cc_feda
 
 @pytest.mark.parametrize(("name", "value", "expected", "found"), [
     *((name, value, _COUNT, value) for name in _COUNTS for value in ("0", "2147483648")),
-    *(("rounds", value, _COUNT, repr(value)) for value in ("1.5", "")),
+    *(("rounds", value, _COUNT, repr(value)) for value in ("1.5", "", "1_0", "\u0663")),
+    *((name, "1_0.5", "a number", "'1_0.5'") for name in _FLOATS),
+    *((name, value, "0, or a number of at least 1.2e-38", repr(value))
+      for name in _FLOATS for value in ("1e-400", "1e-46", "-.1e-50")),
     *((name, value, "a number", value) for name in _FLOATS for value in ("nan", "inf", "-0.1")),
     *((name, "1e39", "a number", "1e+39") for name in _FLOATS),
     *((name, "0", "a number > 0, at most 3.4e38", "0.0") for name in _ABOVE_0),
@@ -170,7 +173,7 @@ def test_a_flag_file_is_read_as_strictly(tmp_path, line):
     refused(f"{name}: expected ..., found ...", _parse, f"--flagfile={file}")
 
 
-@given(st.floats(min_value=0, max_value=3.4e38), st.integers(0, 2**32 - 1))
+@given(st.just(0.0) | st.floats(2**-126, 3.4e38), st.integers(0, 2**32 - 1))
 def test_numbers_come_through_unchanged(server_lr, seed):
     config = _parse(f"--server_lr={server_lr!r}", f"--seed={seed}")
     assert (config.server_lr, config.seed) == (server_lr, seed)
@@ -207,7 +210,8 @@ def test_presets_parse(preset):
 _ALWAYS = {
     *("lanes", "devices", "data_memory", "progress", "resume", "overwrite", "out_dir"),
     *("compilation_cache", "coordinator", "num_processes", "process_id", "smoothness"),
-    *("gradient_bound", "checkpoint_every", "keep_checkpoints"),
+    *("gradient_bound", "checkpoint_every", "keep_checkpoints", "accept_changed"),
+    *("data_dir", "schedule_file"),
 }
 
 

@@ -23,7 +23,8 @@ from experiments.training.parts import round_at  # itself, not what the tests of
 
 def test_folder_of_a_run(straight):
     folder, rows = straight
-    names = ["checkpoints", "config.json", "curves.png", "metrics.jsonl", "schedule.npz"]
+    names = ["checkpoints", "config.json", "curves.png", "metrics.jsonl"]
+    names += ["provenance.json", "schedule.npz"]
     assert sorted(path.name for path in folder.iterdir()) == names
     saved = json.loads((folder / run_config.CONFIG).read_text())
     asked = config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}")
