@@ -16,6 +16,8 @@ NUMBERS = {
     "MD": (2, 4, 5, 7, 8),
     "CF": (3, 4, 6, 7, 8),
     "DS": (2, 3, 6, 7),
+    "NF": (1, 3, 5, 7, 9, 11, 13, 15, 17, 18, 20, 21, *range(23, 28), *range(29, 39)),
+    "OF": range(1, 21),
 }
 IDS = [f"{kind}-{number:02d}" for kind, numbers in NUMBERS.items() for number in numbers]
 
