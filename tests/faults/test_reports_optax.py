@@ -65,7 +65,9 @@ ARGUMENTS = {
 MADE = {
     "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(0.1),
     "inject_stateful_hyperparams": lambda: optax.inject_stateful_hyperparams(optax.sgd)(0.1),
-    "selective_transform": lambda: optax.selective_transform(SGD, freeze_mask=matrices),
+    "selective_transform": lambda: optax.selective_transform(
+        SGD, freeze_mask={"w": True, "b": False}
+    ),
     "MultiSteps": lambda: optax.MultiSteps(SGD, 2),
 }
 # What a round does not have: the loss as a function, which only a client's step has; gradients of
@@ -76,8 +78,10 @@ NOWHERE = {
     "contrib.dpsgd", "contrib.hutchinson_estimator_diag_hessian", "contrib.sam",
     "contrib.scale_by_muon", "contrib.sophia",
 }  # fmt: skip
-# What moves nothing in two rounds, or at all.
-STILL = {"set_to_zero", "MultiSteps", "apply_every"}
+# What moves nothing.
+STILL = {"set_to_zero"}
+# What turns a state in bfloat16 into one in float32, which a loop of steps cannot have.
+WIDENS = {"scale_by_distance_over_gradients"}
 # Functions without an annotation of what they give that make no transformation.
 OTHERS = {
     "bias_correction", "matrix_inverse_pth_root", "sigmoid_binary_cross_entropy",
@@ -148,11 +152,19 @@ def test_nf_27_every_alias_of_optax_runs_or_is_refused_by_name(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("name", sorted({*NAMES} - NOWHERE))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, jnp.float32) for name in sorted({*NAMES} - NOWHERE)]
+    + [(name, jnp.bfloat16) for name in ("adam", "rmsprop", "sgd", *sorted(WIDENS))],
+)
 def test_nf_27_every_alias_of_optax_steps(name, dtype):
     """Two rounds: finite numbers, and a model that has moved unless the alias moves none."""
-    simulation = simulations(name, no_metrics(dtype))
+    task = no_metrics(dtype)
+    if dtype == jnp.bfloat16 and name in WIDENS:
+        message = "local: expected a state that keeps its shapes and dtypes, found others ..."
+        refused(message, ccfl.build_round, task, SGD, made(name))
+        return
+    simulation = simulations(name, task)
     state = simulation.init(jax.random.key(0), 2)
     end, info = ccfl.run_rounds(simulation.round, state, SCHEDULE, DATA)
     assert info.finite.all() and (info.participants == 2).all()
