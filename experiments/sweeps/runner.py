@@ -136,7 +136,8 @@ def _provenance(
         task_data(*_source_of(configs[0]))  # no trial can be trained without data
     for config in {trial_group.data_settings(one): one for one in configs}.values():
         with contextlib.suppress(*ERRORS):
-            found |= task_data(*_source_of(config)).digests(config)
+            data = task_data(*_source_of(config))
+            found |= data.digests | parts.client_digest(config, data.owners(config))
         found[f"schedule[seed={config.seed}]"] = schedule(config).digest()
     return found
 

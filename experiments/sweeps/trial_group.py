@@ -27,7 +27,7 @@ class TaskData(NamedTuple):
     Attributes:
         task: the learning problem.
         owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for a seed.
-        digests: `digests(config)`: the data's provenance, as `parts.digests`.
+        digests: the data's provenance, as `parts.data_digests`.
         data: "x" and "y" of the training samples, on every device.
         test: "x" and "y" of the test set, on every device.
         mesh: devices that trials are spread over.
@@ -35,7 +35,7 @@ class TaskData(NamedTuple):
 
     task: ccfl.Task
     owners: Callable[[Config], tuple[np.ndarray, np.ndarray]]
-    digests: Callable[[Config], dict[str, str]]
+    digests: dict[str, str]
     data: dict[str, jax.Array]
     test: dict[str, jax.Array]
     mesh: Mesh
@@ -84,9 +84,7 @@ def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Task
     def owners(config: Config) -> tuple[np.ndarray, np.ndarray]:
         return made(data_settings(config))
 
-    def digests(config: Config) -> dict[str, str]:
-        return parts.digests(config, train, test, owners(config))
-
+    digests = parts.data_digests(source, train, test)
     return TaskData(task, owners, digests, *devices.put(arrays, mesh), mesh)
 
 

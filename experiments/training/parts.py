@@ -132,18 +132,18 @@ def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np
     return np.concatenate(lists), np.cumsum([0, *map(len, lists)])
 
 
-def digests(
-    config: Config, train: dict, test: dict, owners: tuple[np.ndarray, np.ndarray]
-) -> dict[str, str]:
-    """The provenance of a run's data: name -> digest."""
-    digest, (rows, starts) = provenance.digest, owners
-    name, _, *drawn = source(config)
+def data_digests(source: tuple, train: dict, test: dict) -> dict[str, str]:
+    """The provenance of the data of `load(*source)`: name -> digest."""
+    name, _, *drawn = source
     name = ",".join(map(str, (name, *drawn)))  # other settings may draw others of its clients
-    return {
-        f"train[{name}]": digest(train),
-        f"test[{name}]": digest(test),
-        f"clients[seed={config.seed}]": digest({"rows": rows, "starts": starts}),
-    }
+    return {f"train[{name}]": provenance.digest(train), f"test[{name}]": provenance.digest(test)}
+
+
+def client_digest(config: Config, owners: tuple[np.ndarray, np.ndarray]) -> dict[str, str]:
+    """The provenance of the clients' rows, as `owners` gives them."""
+    rows, starts = owners
+    found = provenance.digest({"rows": rows, "starts": starts})
+    return {f"clients[seed={config.seed}]": found}
 
 
 def _check_visits(config: Config, largest: int) -> None:

@@ -123,9 +123,10 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     # As one program, which the compilation cache keeps, and not op by op.
     first_state = jax.jit(partial(parts.first_state, config, task, history))
     state = first_state(parts.rates(config), jax.random.key(config.seed))
+    origin = provenance.of_process() | parts.client_digest(config, owners)
+    origin |= parts.data_digests(parts.source(config), train, test)
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
     data = ccfl.FederatedData.from_offsets(arrays, *owners)
-    origin = provenance.of_process() | parts.digests(config, train, test, owners)
     memory = _memory(config, data, mesh)
     if memory is None:
         data = devices.put(data, mesh)

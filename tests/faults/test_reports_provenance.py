@@ -246,9 +246,22 @@ def test_nf_03_a_digest_is_of_names_dtypes_shapes_and_numbers():
 
 def test_nf_03_clients_drawn_from_stackoverflow_are_named_by_what_draws_them():
     """Runs of 10 and of 20 of its clients may be put beside each other."""
-    arrays = {"x": np.zeros(1)}, {"x": np.zeros(1)}, (np.zeros(1), np.zeros(2))
     flags = ["--dataset=stackoverflow", "--model=tags", "--partition=natural", "--data_dir=d"]
-    names = [[*parts.digests(config_of(*flags, f"--num_clients={n}"), *arrays)] for n in (10, 20)]
-    assert [name[0] for name in names] == [
+    sources = [parts.source(config_of(*flags, f"--num_clients={n}")) for n in (10, 20)]
+    part = {"x": np.zeros(1)}
+    assert [next(iter(parts.data_digests(source, part, part))) for source in sources] == [
         f"train[stackoverflow,{n},0,500,1,150]" for n in (10, 20)
     ]
+
+
+def test_a_run_and_a_sweep_of_one_data_set_can_be_put_beside_each_other(tmp_path):
+    """The files of Synthetic name each row's client, too; both record the same digests of them."""
+    words = [*SMALL, "--dataset=synthetic", "--partition=natural", "--num_clients=100"]
+    words += ["--noprogress", "--rounds=1"]
+    alone, grid = tmp_path / "run", tmp_path / "sweep"
+    assert train.main(["train", *words, "--server_lr=0.1", f"--out_dir={alone}"]) == 0
+    assert sweep.main(["sweep", *words, "--vary=server_lr=0.1", f"--out_dir={grid}"]) == 0
+    found, expected = provenance.read(alone), provenance.read(grid)
+    assert "test[synthetic]" in found
+    assert found.items() <= expected.items()
+    assert table.main(["table", str(alone), str(grid)]) == 0
