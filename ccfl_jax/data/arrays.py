@@ -58,6 +58,11 @@ def formed(arrays: Mapping[str, Any]) -> dict[str, Array]:
     return found
 
 
+def num_rows(arrays: Mapping[str, Array]) -> int:
+    """N, the rows that arrays of samples `[N, ...]` share."""
+    return len(next(iter(arrays.values())))
+
+
 def int32_array(name: str, array: Any) -> Array:
     """Integers from 0 on as int32, or ValueError with their name."""
     array = array if isinstance(array, jax.Array) else unmasked(name, array)

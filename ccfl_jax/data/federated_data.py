@@ -15,6 +15,7 @@ from ccfl_jax.data.arrays import (
     held_dtype,
     int32_array,
     native,
+    num_rows,
     samples,
     warn_not_finite,
 )
@@ -61,7 +62,7 @@ class FederatedData:
         """
         arrays = samples(arrays)
         warn_not_finite(arrays)
-        flat, sizes = _flatten(indices, len(next(iter(arrays.values()))))
+        flat, sizes = _flatten(indices, num_rows(arrays))
         offsets = np.zeros(len(sizes) + 1, np.int32)
         np.cumsum(sizes, out=offsets[1:])
         return cls(
@@ -92,7 +93,7 @@ class FederatedData:
         """
         arrays = samples(arrays, read=False)
         warn_not_finite(arrays)
-        num_rows = len(next(iter(arrays.values())))
+        rows = num_rows(arrays)
         indices, offsets = integer_vector("indices", indices), integer_vector("offsets", offsets)
         wide = offsets.astype(np.int64)
         if len(wide) < 2 or wide[0] != 0 or wide[-1] != len(indices) or (np.diff(wide) < 0).any():
@@ -101,10 +102,10 @@ class FederatedData:
                 f"offsets: expected at least 2, ascending from 0 to {len(indices)}, the length of "
                 f"indices, found {len(wide)} numbers, {ends}"
             )
-        if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
-            place = np.flatnonzero((indices < 0) | (indices >= num_rows))[0]
+        if indices.size and not 0 <= indices.min() <= indices.max() < rows:
+            place = np.flatnonzero((indices < 0) | (indices >= rows))[0]
             client = np.searchsorted(wide[1:], place, side="right")
-            raise ValueError(_no_row(int(client), int(indices[place]), num_rows))
+            raise ValueError(_no_row(int(client), int(indices[place]), rows))
         return cls(
             arrays=arrays,
             indices=indices.astype(np.int32, copy=False),

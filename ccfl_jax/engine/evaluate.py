@@ -10,7 +10,7 @@ import numpy as np
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_kind, check_whole
-from ccfl_jax.data.arrays import held, samples, warn_not_finite
+from ccfl_jax.data.arrays import held, num_rows, samples, warn_not_finite
 from ccfl_jax.engine.programs import compiled
 
 # Rows of one batch at most: a sum of up to five hits a row is exact in float32.
@@ -38,22 +38,22 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
         ValueError: for a batch size below 1, no rows, arrays of unequal length, or numbers that
             JAX cannot hold.
     """
-    arrays, together = taken(task, arrays, batch_size)
-    rows = len(next(iter(arrays.values())))
+    arrays, batch_size = taken(task, arrays, batch_size)
+    rows = num_rows(arrays)
     if rows <= _FEW_ROWS and not any(isinstance(a, jax.Array) for a in arrays.values()):
-        arrays, together = _padded(arrays, rows), min(_power_of_two(rows), int(batch_size))
+        arrays = _padded(arrays, rows)
     run = compiled(batch_sums, task.metrics, static_argnums=0)
-    sums, finite = run(together, held("params", params), arrays, rows)
+    sums, finite = run(min(batch_size, num_rows(arrays)), held("params", params), arrays, rows)
     return {name: float(value) for name, value in ratios(sums, finite).items()}
 
 
 def taken(task: Task, arrays: Batch, batch_size: int) -> tuple[Batch, int]:
-    """The arrays and the rows of a batch of an evaluation; ValueError for those of none."""
+    """The arrays and the rows of a batch, at most; ValueError where these cannot be evaluated."""
     check_kind("task", task, Task, "a ccfl.Task")
-    check_whole("batch_size", batch_size, 1)
+    batch_size = check_whole("batch_size", batch_size, 1)
     arrays = samples(arrays)
     warn_not_finite(arrays, stacklevel=4)
-    return arrays, min(int(batch_size), len(next(iter(arrays.values()))), _ROWS_TOGETHER)
+    return arrays, min(batch_size, _ROWS_TOGETHER)
 
 
 def ratios(
@@ -75,14 +75,9 @@ def ratios(
     }
 
 
-def _power_of_two(rows: int) -> int:
-    """The least one that is not below `rows`."""
-    return 1 << (rows - 1).bit_length()
-
-
 def _padded(arrays: Batch, rows: int) -> Batch:
-    """Arrays of a power of two of rows, the last one repeated."""
-    places = np.minimum(np.arange(_power_of_two(rows)), rows - 1)
+    """Arrays of the least power of two of rows that is enough, the last one repeated."""
+    places = np.minimum(np.arange(1 << (rows - 1).bit_length()), rows - 1)
     return {name: array[places] for name, array in arrays.items()}
 
 
@@ -93,7 +88,7 @@ def batch_sums(
 
     Of the first `rows` rows; `batch_size` of them together.
     """
-    all_rows = len(next(iter(arrays.values())))
+    all_rows = num_rows(arrays)
 
     def one_batch(first: jax.Array) -> dict[str, Any]:
         places = first + jnp.arange(batch_size)

@@ -12,7 +12,7 @@ from jax.tree_util import Partial
 
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.data import FederatedData
-from ccfl_jax.data.arrays import held
+from ccfl_jax.data.arrays import held, num_rows
 from ccfl_jax.engine.evaluate import batch_sums, ratios, taken
 from ccfl_jax.engine.programs import compiled
 from ccfl_jax.engine.run import (
@@ -110,10 +110,9 @@ def evaluate_trials(
     Raises:
         ValueError: as `evaluate`.
     """
-    arrays, rows = taken(task, arrays, batch_size)
-    params = held("params", params)
-    found = _each_trial(_sums, task.metrics, (rows,), params, (), arrays, mesh, together)
-    return ratios(*found)
+    arrays, batch_size = taken(task, arrays, batch_size)
+    fixed, params = (min(batch_size, num_rows(arrays)),), held("params", params)
+    return ratios(*_each_trial(_sums, task.metrics, fixed, params, (), arrays, mesh, together))
 
 
 def _run(
@@ -128,7 +127,7 @@ def _sums(
     metrics: Callable, batch_size: int, params: Params, own: tuple, arrays: Batch
 ) -> tuple[dict[str, Any], jax.Array]:
     del own
-    return batch_sums(metrics, batch_size, params, arrays, len(next(iter(arrays.values()))))
+    return batch_sums(metrics, batch_size, params, arrays, num_rows(arrays))
 
 
 def _check_trials(

@@ -137,11 +137,8 @@ def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable,
         module.set_attributes(raise_if_not_found=False, deterministic=key is None)
         return module(x, **_switches(module, key is not None))
 
-    return (
-        init,
-        apply,
-        [rate for _, one in nnx.iter_modules(module) if (rate := _dropout_rate(one))],
-    )
+    rates = (_dropout_rate(one) for _, one in nnx.iter_modules(module))
+    return init, apply, [rate for rate in rates if rate]
 
 
 def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:

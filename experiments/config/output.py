@@ -18,7 +18,7 @@ class _Output:
 
     def write(self, text: str) -> int:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        # What the encoding lacks is written as \\xfc or \\u0301.
+        # What the encoding lacks is written as \xfc or \u0301.
         self._attempt("write", text.encode(encoding, "backslashreplace").decode(encoding))
         self._pending = True
         return len(text)

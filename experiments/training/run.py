@@ -67,14 +67,12 @@ def _is_due(config: Config):
 
 def _show(job: Job, rows: list[Row]) -> None:
     path = Path(job.config.out_dir) / "curves.png"
-    title, is_new = (
-        f"{job.config.dataset}, {job.config.server}",
-        len(rows) > len(job.progress.rows[0]),
-    )
+    title = f"{job.config.dataset}, {job.config.server}"
     draw = partial(curves.draw_curves, rows, path, title)
-    there = canvas.drawn(path, draw) if is_new or not path.exists() else True
+    is_new = len(rows) > len(job.progress.rows[0]) or not path.exists()
+    is_drawn = canvas.drawn(path, draw) if is_new else True
     print(report.summary(rows))
     if report.is_short(rows, job.config):
         print(f"stopped   --resume --out_dir={job.config.out_dir} continues it")
-    if there:
+    if is_drawn:
         print(f"curves    {path}")
