@@ -90,7 +90,7 @@ def test_two_processes_write_the_same_sweep(twice):
     for name in names:
         texts = [without_clocks((folder / name).read_text()) for folder in twice("sweep")]
         assert texts[0] == texts[1], name
-    assert len(names) == 3  # two trials and the summary
+    assert len(names) == 4  # two trials, the summary and the provenance
 
 
 @pytest.mark.parametrize("command", ["train", pytest.param("sweep", marks=pytest.mark.slow)])
