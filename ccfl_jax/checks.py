@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 _PROMOTION = "jax_numpy_dtype_promotion"
 
@@ -59,6 +60,18 @@ def check_number(
         f" and <= {most:g}" if most < math.inf else ""
     )
     raise ValueError(f"{name}: expected a finite number{bounds}, found {value!r}")
+
+
+def check_known(
+    name: str, value: Any, least: float = 0.0, most: float = math.inf, above: bool = False
+) -> Any:
+    """The number, as Python's where it is NumPy's; ValueError as `check_number`, unless it is an
+    argument of a program, which is not known yet."""
+    if isinstance(value, Tracer):
+        return value
+    number = value.item() if isinstance(value, jax.Array) and not value.ndim else plain(value)
+    check_number(name, number, least, most, above)
+    return plain(value)
 
 
 def check_kind(name: str, value: Any, kind: Any, words: str) -> None:

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from ccfl_jax.algorithm import minibatches, tree_util
-from ccfl_jax.algorithm.types import Array, Batch, Normalise, Params, Task, WorkUnit
+from ccfl_jax.algorithm.types import Array, Batch, End, Normalise, Params, Task, WorkUnit
 
 # Streams of a visit's key: a new consumer takes a new number, so the others draw the same.
-_DRAW_STREAM, _LOSS_STREAM, _OPTIMISER_STREAM = range(3)
+_DRAW_STREAM, _LOSS_STREAM, _OPTIMISER_STREAM, RULE_STREAM = range(4)
 
 
 class Client(NamedTuple):
@@ -47,7 +47,7 @@ class LocalInfo(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
-LocalFn = Callable[[Params, Client, Array, jax.Array], tuple[Params, LocalInfo]]
+LocalFn = Callable[[Params, Client, Array, jax.Array], End]
 
 
 def build_local(
@@ -86,16 +86,14 @@ def build_local(
         normalise: by what the upload is divided.
 
     Returns:
-        `local(start_model, client, work, key) -> (upload, LocalInfo)`; `work` is an int32 scalar;
-        the upload has the model's shapes, in float32 where the model is in a shorter float.
+        `local(start_model, client, work, key) -> End`; `work` is an int32 scalar; the upload has
+        the model's shapes, in float32 where the model is in a shorter float.
     """
     in_epochs = work_unit == "epochs"
     draw = minibatches.epoch_batch if in_epochs else minibatches.random_batch
     init, descend = _stepper(task, optimiser)
 
-    def local(
-        start: Params, client: Client, work: Array, key: jax.Array
-    ) -> tuple[Params, LocalInfo]:
+    def local(start: Params, client: Client, work: Array, key: jax.Array) -> End:
         size = jnp.maximum(client.size, 1)  # an empty client takes no step, but may not divide by 0
         steps = count_steps(work, client.size, batch_size, work_unit)
         draws = jax.random.fold_in(key, _DRAW_STREAM)
@@ -113,9 +111,10 @@ def build_local(
 
         own = _seeded(init(start), jax.random.fold_in(key, _OPTIMISER_STREAM))
         begin = (start, own, _no_sums(task, start, client, batch_size))
-        end, _, sums = jax.lax.fori_loop(0, steps, step, begin)
+        end, optimiser_state, sums = jax.lax.fori_loop(0, steps, step, begin)
         divisor = _divisor(normalise, work_unit, steps, work, size, batch_size)
-        return _upload(start, end, *divisor), _info(steps, sums)
+        upload = _upload(start, end, *divisor)
+        return End(upload, _info(steps, sums), end, optimiser_state)
 
     return local
 

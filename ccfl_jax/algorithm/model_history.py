@@ -4,7 +4,7 @@ A schedule's plan (`Schedule.planned`) says which history slot holds x_t; withou
 is a ring of the last models (`ring_slot`).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,15 @@ class History(NamedTuple):
     Attributes:
         models: the models stacked along a leading axis `[history_length, ...]`.
         version: int32 `[history_length]`, t for a slot that holds x_t; -1 for an empty one.
+        messages: what was sent with each model, stacked in the same way; `()` without messages.
     """
 
     models: Params
     version: jax.Array
+    messages: Any = ()
 
 
-def init(params: Params, history_length: int) -> History:
+def init(params: Params, history_length: int, message: Any = ()) -> History:
     """A history of `history_length` slots that holds x_0, in slot 0.
 
     Raises:
@@ -38,7 +40,8 @@ def init(params: Params, history_length: int) -> History:
     def first(a: jax.Array) -> jax.Array:
         return jnp.zeros((history_length, *a.shape), a.dtype).at[0].set(a)
 
-    return History(jax.tree.map(first, params), jnp.asarray(first_versions(history_length)))
+    versions = jnp.asarray(first_versions(history_length))
+    return History(jax.tree.map(first, params), versions, jax.tree.map(first, message))
 
 
 def first_versions(history_length: int) -> np.ndarray:
@@ -65,6 +68,14 @@ def read(history: History, slot: Array) -> Params:
     return tree_util.read(history.models, slot)
 
 
-def write(history: History, slot: Array, params: Params, version: jax.Array) -> History:
-    """The history with x_v in a history slot; unchanged where slot >= history_length."""
-    return History(*tree_util.write(tuple(history), slot, (params, jnp.asarray(version))))
+def message(history: History, slot: Array) -> Any:
+    """What was sent with the model in a history slot."""
+    return tree_util.read(history.messages, slot)
+
+
+def write(
+    history: History, slot: Array, params: Params, version: jax.Array, message: Any = ()
+) -> History:
+    """The history with x_v and its message in a slot; unchanged where slot >= history_length."""
+    entry = (params, jnp.asarray(version), message)
+    return History(*tree_util.write(tuple(history), slot, entry))

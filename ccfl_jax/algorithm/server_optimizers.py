@@ -68,7 +68,7 @@ def scale_by_cc_adagrad(
     def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
         return nu, jax.tree.map(lambda d, h: h + d**2, delta, nu_hat)
 
-    return _scale_by_cc(accumulate, b1, eps, initial_accumulator)
+    return scale_by_accumulator(accumulate, b1, eps, initial_accumulator)
 
 
 def scale_by_cc_adam(
@@ -91,7 +91,7 @@ def scale_by_cc_adam(
     def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
         return nu, jax.tree.map(lambda d, h: _ema(d**2, h, b2), delta, nu_hat)
 
-    return _scale_by_cc(accumulate, b1, eps, initial_accumulator)
+    return scale_by_accumulator(accumulate, b1, eps, initial_accumulator)
 
 
 def scale_by_cc_ams(
@@ -116,7 +116,7 @@ def scale_by_cc_ams(
         nu = jax.tree.map(lambda d, n: _ema(d**2, n, b2), delta, nu)
         return nu, jax.tree.map(jnp.maximum, nu_hat, nu)
 
-    return _scale_by_cc(accumulate, b1, eps, initial_accumulator, keep_nu=True)
+    return scale_by_accumulator(accumulate, b1, eps, initial_accumulator, keep_nu=True)
 
 
 def cc_fedavg() -> optax.GradientTransformation:
@@ -213,7 +213,7 @@ def adaptive_share(state: optax.OptState, eps: Scalar) -> jax.Array:
     return jnp.asarray(sum(above) / size if size else jnp.nan, jnp.float32)
 
 
-def _scale_by_cc(
+def scale_by_accumulator(
     accumulate: Callable[[Params, Params, Params], tuple[Params, Params]],
     b1: Scalar,
     eps: Scalar,

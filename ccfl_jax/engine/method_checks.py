@@ -13,7 +13,7 @@ import optax
 from jax.core import Tracer
 
 from ccfl_jax.algorithm import tree_util
-from ccfl_jax.algorithm.types import Aggregate, Params, Task
+from ccfl_jax.algorithm.types import Aggregate, Arrivals, Params, Rule, Task
 from ccfl_jax.checks import check_kind, check_number, check_promotion, one_line
 from ccfl_jax.data.arrays import held
 from ccfl_jax.engine.state import State
@@ -100,18 +100,20 @@ def _takes_the_round(function: Callable) -> bool:
     return next(iter(signature.parameters)) not in ("learning_rate", "lr")
 
 
-def check_kinds(task: Any, server: Any, aggregate: Any) -> None:
+def check_kinds(task: Any, server: Any, aggregate: Any, rule: Any = None) -> None:
     """Raises ValueError unless each part of a method is what its name says, and JAX promotes."""
     check_promotion()
     check_kind("task", task, Task, "a ccfl.Task")
     check_kind("server", server, optax.GradientTransformation, "an optax transformation")
     check_kind("aggregate", aggregate, Aggregate | None, "a ccfl.Aggregate or None")
+    check_kind("rule", rule, Rule | None, "a ccfl.Rule or None")
 
 
 def check_step(name: str, task: Task, optimiser: optax.GradientTransformation) -> None:
     """Raises ValueError for a "server" or "local" that cannot step with what a round gives it.
 
-    That is a gradient, parameters and the loss; where it is "local", the loss as a function, too.
+    That is a gradient, parameters and the loss; for a "server" the round's arrivals and a key, for
+    a "local" the loss as a function, too.
     """
     params = _parameters(task)
     params = jax.eval_shape(tree_util.wide, params) if name == "server" else params
@@ -121,6 +123,10 @@ def check_step(name: str, task: Task, optimiser: optax.GradientTransformation) -
         state, more = optimiser.init(params), {"value": jnp.zeros(())}
         if name == "local":
             more |= {"grad": params, "value_fn": lambda params: jnp.zeros(())}
+        else:
+            whole, yes = jnp.zeros(1, jnp.int32), jnp.ones(1, bool)
+            arrivals = Arrivals(whole, whole, whole, whole, yes, whole[0])
+            more |= {"arrivals": arrivals, "key": jax.random.key(0)}
         return state, *update(params, state, params, **more)
 
     try:
@@ -156,13 +162,19 @@ def _form(tree: Any, *aspects: str) -> tuple:
     return structure, [[getattr(leaf, aspect) for aspect in aspects] for leaf in leaves]
 
 
-def check_state(server: optax.GradientTransformation, aggregate: Aggregate, state: State) -> None:
-    """Raises ValueError for a state of another kind of server, aggregate or generator."""
+def check_state(
+    server: optax.GradientTransformation, aggregate: Aggregate, rule: Rule, state: State
+) -> None:
+    """Raises ValueError for a state of another kind of server, aggregate, rule or generator."""
     check_key(state.key)
-    parts = (("server", server.init, state.server), ("aggregate", aggregate.init, state.aggregate))
-    for name, init, found in parts:
+    parts = (
+        ("server", "server", server.init, state.server),
+        ("aggregate", "aggregate", aggregate.init, state.aggregate),
+        ("rule", "clients", rule.memory, state.clients),
+    )
+    for part, name, init, found in parts:
         if jax.tree.structure(found) != jax.tree.structure(jax.eval_shape(init, state.params)):
             raise ValueError(
-                f"state.{name}: expected what the round's {name} makes (`simulation` makes both), "
+                f"state.{name}: expected what the round's {part} makes (`simulation` makes both), "
                 f"found {type(found).__name__} of another structure"
             )

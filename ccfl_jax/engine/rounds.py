@@ -9,70 +9,44 @@ import jax.numpy as jnp
 import optax
 
 from ccfl_jax.algorithm import aggregators as aggregation
+from ccfl_jax.algorithm import client_memory, tree_util
 from ccfl_jax.algorithm import model_history as past
-from ccfl_jax.algorithm import tree_util
-from ccfl_jax.algorithm.client_update import Client, LocalInfo, build_local, count_steps
-from ccfl_jax.algorithm.types import Aggregate, Array, Normalise, Task, WorkUnit
+from ccfl_jax.algorithm.client_update import (
+    RULE_STREAM,
+    Client,
+    LocalInfo,
+    build_local,
+    count_steps,
+)
+from ccfl_jax.algorithm.types import (
+    Aggregate,
+    Array,
+    Arrivals,
+    Normalise,
+    Params,
+    Rule,
+    Task,
+    Visit,
+    WorkUnit,
+)
 from ccfl_jax.checks import check_kind, check_whole
 from ccfl_jax.data import FederatedData
-from ccfl_jax.data.arrays import held
-from ccfl_jax.engine.client_batching import Visit, add_up
+from ccfl_jax.engine.client_batching import Report, Slot, add_up
 from ccfl_jax.engine.method_checks import (
     as_a_round_takes_it,
-    check_key,
     check_kinds,
     check_local,
-    check_params,
     check_state,
     check_step,
 )
 from ccfl_jax.engine.state import Info, State
 from ccfl_jax.schedules.schedule import Schedule
 
-# Streams of one seed: a new consumer takes a new number, so the others draw the same.
-_INIT_STREAM, _LOCAL_STREAM = range(2)
-
+# The server's draws of a round: no client's number, those are below 2**31.
+_SERVER = 2**32 - 1
 
 Local = optax.GradientTransformation | float
 RoundFn = Callable[[State, Schedule, FederatedData], tuple[State, Info]]
-
-
-def init_state(
-    task: Task,
-    server: optax.GradientTransformation,
-    key: jax.Array,
-    history_length: int = 1,
-    aggregate: Aggregate | None = None,
-) -> State:
-    """The state before round 0.
-
-    Args:
-        task, server, aggregate: those of `build_round`.
-        key: PRNG key; the initial model and the local randomness are separate streams of it.
-        history_length: global models kept: max_delay + 1, or `Schedule.history_slots()` for a
-            planned schedule.
-
-    Raises:
-        ValueError: if `history_length` is below 1, for a part of another kind than its name says,
-            parameters that are no floats, and a key of another generator than threefry2x32.
-    """
-    check_key(key)
-    server = as_a_round_takes_it(server)
-    check_kinds(task, server, aggregate)
-    # With dtypes of their own: Python's numbers would compile the first piece apart.
-    params = jax.tree.map(
-        lambda a: jnp.asarray(a, jnp.asarray(a).dtype),
-        held("params", task.init(jax.random.fold_in(key, _INIT_STREAM))),
-    )
-    check_params(params)
-    return State(
-        params=params,
-        server=server.init(tree_util.wide(params)),
-        history=past.init(params, history_length),
-        aggregate=(aggregate or aggregation.mean()).init(params),
-        round=jnp.zeros((), jnp.int32),
-        key=jax.random.fold_in(key, _LOCAL_STREAM),
-    )
 
 
 def build_round(
@@ -85,14 +59,16 @@ def build_round(
     aggregate: Aggregate | None = None,
     lanes: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    rule: Rule | None = None,
 ) -> RoundFn:
     """One round as a pure function `round_fn(state, slots, data) -> (state, info)`.
 
     Args:
         task: the learning problem.
         server: any optax transformation; its "gradient" is the pseudo-gradient, its `value`, where
-            it needs one, the round's training loss. A part of the model that `optax.masked` leaves
-            out moves by +Delta, as with any gradient: freeze it with `optax.set_to_zero`.
+            it needs one, the round's training loss; `arrivals`, an `Arrivals`, and `key`, a PRNG
+            key of the round, are further extra arguments. A part of the model that `optax.masked`
+            leaves out moves by +Delta, as with any gradient: freeze it with `optax.set_to_zero`.
         local: the clients' optax optimiser, or a number, the rate of plain SGD; or a function of
             the round t (int32 scalar) that gives one of the two, as an optax schedule does. It
             follows the server's rounds, whenever a client joins and however stale its model is; a
@@ -121,66 +97,118 @@ def build_round(
         ValueError: for a batch size or lanes below 1, an unknown work unit or normalisation, a
             `local` that is neither optimiser, number nor function of the round, or a server that
             cannot step; from `round_fn`, for a schedule in another unit of work than `work_unit`,
-            and a state that `init_state` made for another kind of server or aggregate.
+            and a state that `init_state` made for another kind of server, aggregate or rule.
     """
     _check_choices(work_unit, normalise)
     batch_size = check_whole("batch_size", batch_size, 1)
     lanes = None if lanes is None else check_whole("lanes", lanes, 1)
     server, local = as_a_round_takes_it(server), as_a_round_takes_it(local)
-    check_kinds(task, server, aggregate)
+    check_kinds(task, server, aggregate, rule)
     check_kind("mesh", mesh, jax.sharding.Mesh | None, "a jax Mesh or None")
     check_local(task, local)
     check_step("server", task, server)
-    combine, update = aggregate or aggregation.mean(), optax.with_extra_args_support(server).update
+    rule, combine = rule or Rule(), aggregate or aggregation.mean()
 
     def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
-        check_state(server, combine, state)
+        check_state(server, combine, rule, state)
         unit = _unit_of_work(work_unit, slots)
-        visit = _client_part(task, local, batch_size, unit, normalise)
+        visit = _client_part(task, rule, combine, local, batch_size, unit, normalise)
         work = jnp.where(slots.present, slots.work, 0)  # an absent slot takes no step
         steps = count_steps(work, _client(data, slots.client).size, batch_size, unit)
-        read, write = _history_slots(slots, state)
-        visits = Visit(slots.client, read, work, _which_visit(slots))
-        total, report, counted = add_up(visit, combine, visits, steps, lanes, mesh, state, data)
+        (read, write), rows = _history_slots(slots, state), _memory_rows(slots)
+        visits = _visits(rule, slots, read, work, steps, rows[0])
+        total, report = add_up(visit, visits, steps, lanes, mesh, state, data)
 
-        participants = counted.sum(dtype=jnp.int32)
-        delta, memory = combine.finish(total, participants, state.aggregate)
-        loss = _mean_of(report.loss, counted)
-        # Uploads of bfloat16 models are float32; so are the parameters and moments beside them.
-        start = tree_util.wide(state.params)
-        updates, server_state = update(delta, state.server, start, value=loss)
-        params = optax.apply_updates(state.params, updates)
-
+        arrivals = _arrivals(slots, report)
+        uploads = report.upload if combine.stacked else total
+        delta, memory = combine.finish(uploads, arrivals, state.aggregate)
+        known = state.clients, state.shared
+        clients, shared = client_memory.keep(rule.shared, known, rows, report.memory, arrivals)
+        mean = jax.tree.map(lambda a: a / len(data), shared)
+        delta, loss = rule.combine(delta, mean, state), _mean_of(report.info.loss, report.counted)
+        params, server_state = _server_step(server, delta, state, arrivals, loss)
         # Without uploads there is no server step: momentum would change the model otherwise.
-        params, server_state, memory = tree_util.select(
-            participants > 0,
-            (params, server_state, memory),
-            (state.params, state.server, state.aggregate),
-        )
-        following = state.round + 1
-        history = past.write(state.history, write, params, following)
-        next_state = State(params, server_state, history, memory, following, state.key)
-        return next_state, _info(slots, report, counted, tree_util.all_finite(params))
+        new, old = (params, server_state, memory), (state.params, state.server, state.aggregate)
+        params, server_state, memory = tree_util.select(arrivals.participants > 0, new, old)
+
+        following = state._replace(params=params, server=server_state, aggregate=memory)
+        following = following._replace(round=state.round + 1, clients=clients, shared=shared)
+        message = rule.message(mean, following)
+        history = past.write(state.history, write, params, following.round, message)
+        info = _info(arrivals, report.info, loss, tree_util.all_finite(params))
+        return following._replace(history=history), info
 
     return round_fn
 
 
+def _visits(
+    rule: Rule, slots: Schedule, read: Array, work: Array, steps: jax.Array, row: Array
+) -> Slot:
+    visits = Slot(slots.client, read, work, _which_visit(slots))
+    if rule == Rule():  # which looks at nothing else
+        return visits
+    return visits._replace(staleness=slots.staleness, steps=steps, row=row)
+
+
 def _client_part(
-    task: Task, local: Any, batch_size: int, unit: WorkUnit, normalise: Normalise
-) -> Callable[[State, FederatedData, Visit], tuple]:
+    task: Task,
+    rule: Rule,
+    combine: Aggregate,
+    local: Any,
+    batch_size: int,
+    unit: WorkUnit,
+    normalise: Normalise,
+) -> Callable[[State, FederatedData, Slot], tuple[Any, Report]]:
     """One client's part of a round: retrieve a past model, work on it, upload."""
 
     @partial(jax.jit, inline=True)
-    def visit(state: State, data: FederatedData, slot: Visit) -> tuple:
+    def visit(state: State, data: FederatedData, slot: Slot) -> tuple[Any, Report]:
         start_model = past.read(state.history, slot.start)
         key = jax.random.fold_in(state.key, state.round)
         key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.number)
         optimiser = as_a_round_takes_it(local(state.round)) if callable(local) else local
-        cc_local = build_local(task, optimiser, batch_size, unit, normalise)
-        upload, report = cc_local(start_model, _client(data, slot.client), slot.work, key)
-        return upload, report, (report.steps > 0) & tree_util.all_finite(upload)
+        client = _client(data, slot.client)
+        own = _visit(state, slot, start_model, client, key)
+        cc_local = build_local(task, rule.local(own, optimiser), batch_size, unit, normalise)
+        end = cc_local(rule.begin(own), client, slot.work, key)
+        upload, memory = rule.finish(own, end)
+        counted = (end.info.steps > 0) & tree_util.all_finite((upload, memory))
+        memory = tree_util.select(counted, memory, own.memory)
+        once, apart = ((), upload) if combine.stacked else (upload, ())
+        return once, Report(end.info, counted, memory, apart)
 
     return visit
+
+
+def _visit(state: State, slot: Slot, start: Params, client: Client, key: jax.Array) -> Visit:
+    return Visit(
+        client=slot.client,
+        round=state.round,
+        staleness=slot.staleness,
+        steps=slot.steps,
+        size=jnp.asarray(client.size),
+        start=start,
+        current=state.params,
+        message=past.message(state.history, slot.start),
+        memory=tree_util.read(state.clients, slot.row),
+        key=jax.random.fold_in(key, RULE_STREAM),
+    )
+
+
+def _server_step(
+    server: optax.GradientTransformation,
+    delta: Params,
+    state: State,
+    arrivals: Arrivals,
+    loss: jax.Array,
+) -> tuple[Params, optax.OptState]:
+    """The server's step along the pseudo-gradient, with the round as optax's extra arguments."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), jnp.uint32(_SERVER))
+    # Uploads of bfloat16 models are float32; so are the parameters and moments beside them.
+    start, update = tree_util.wide(state.params), optax.with_extra_args_support(server).update
+    more = {"value": loss, "arrivals": arrivals, "key": key}
+    updates, server_state = update(delta, state.server, start, **more)
+    return optax.apply_updates(state.params, updates), server_state
 
 
 def _unit_of_work(own: WorkUnit | None, slots: Schedule) -> WorkUnit:
@@ -206,6 +234,13 @@ def _history_slots(slots: Schedule, state: State) -> tuple[Array, Array]:
     return read, past.ring_slot(state.round + 1, length)
 
 
+def _memory_rows(slots: Schedule) -> tuple[Array, Array]:
+    """The rows of what each slot's client remembers, int32 `[slots]`: to read, and to write."""
+    if slots.recall is not None and slots.store is not None:
+        return slots.recall, slots.store
+    return slots.client, slots.client
+
+
 def _which_visit(slots: Schedule) -> jax.Array:
     """int32 `[slots]`: how many earlier present slots the same client fills in this round."""
     # By sorting: all pairs take a seventh of a round of a thousand tiny clients on one core.
@@ -218,18 +253,29 @@ def _which_visit(slots: Schedule) -> jax.Array:
     return jnp.where(slots.present, visit, 0)
 
 
-def _info(slots: Schedule, report: LocalInfo, counted: jax.Array, finite: jax.Array) -> Info:
-    returned = report.steps > 0
+def _arrivals(slots: Schedule, report: Report) -> Arrivals:
+    return Arrivals(
+        client=jnp.asarray(slots.client),
+        staleness=jnp.asarray(slots.staleness),
+        steps=report.info.steps,
+        samples=report.info.samples,
+        counted=report.counted,
+        participants=report.counted.sum(dtype=jnp.int32),
+    )
+
+
+def _info(arrivals: Arrivals, report: LocalInfo, loss: jax.Array, finite: jax.Array) -> Info:
+    returned, counted = report.steps > 0, arrivals.counted
     return Info(
-        train_loss=_mean_of(report.loss, counted),
+        train_loss=loss,
         # Of those who have one: a client without tags has no recall.
         train_metrics=jax.tree.map(lambda a: _mean_of(a, counted & ~jnp.isnan(a)), report.metrics),
-        participants=counted.sum(dtype=jnp.int32),
+        participants=arrivals.participants,
         rejected=(returned & ~counted).sum(dtype=jnp.int32),
         finite=finite,
         present=returned,
         counted=counted,
-        staleness=jnp.asarray(slots.staleness),
+        staleness=arrivals.staleness,
         steps=report.steps,
         samples=report.samples,
     )

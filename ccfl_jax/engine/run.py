@@ -16,7 +16,7 @@ from ccfl_jax.data.federated_data import converted
 from ccfl_jax.engine.programs import compiled
 from ccfl_jax.engine.rounds import RoundFn
 from ccfl_jax.engine.state import Info, State
-from ccfl_jax.schedules import history_plan
+from ccfl_jax.schedules import history_plan, memory_plan
 from ccfl_jax.schedules.schedule import Schedule, check_clients
 
 # Pieces of a schedule are padded to a multiple of this, so that pieces of other lengths, the last
@@ -53,12 +53,15 @@ def run_rounds(
     Raises:
         ValueError: if the schedule is malformed, has clients that the data do not, or needs a model
             that does not exist (yet) or is not kept, or if its plan does not match it; for a piece
-            of other rounds than those after the state; for 2**31 rows of data or more.
+            of other rounds than those after the state; for memories of another number of clients;
+            for 2**31 rows of data or more.
     """
     check_parts(round_fn, state, schedule)
     data = usable(data)
     state, round_fn = held("state", state), held("round_fn", round_fn)
     check_schedule(schedule, len(data), int(state.round), np.asarray(state.history.version))
+    if memories := jax.tree.leaves(state.clients):
+        memory_plan.check_rows(schedule.recall, len(memories[0]), len(data))
     slots, rounds = padded(schedule)
     function, given = taken_apart(round_fn)
     run = compiled(loop, function, donate_argnums=(1,) if donate else ())

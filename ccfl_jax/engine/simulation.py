@@ -6,8 +6,9 @@ from typing import NamedTuple
 import jax
 import optax
 
-from ccfl_jax.algorithm.types import Aggregate, Normalise, Task, WorkUnit
-from ccfl_jax.engine.rounds import Local, RoundFn, build_round, init_state
+from ccfl_jax.algorithm.types import Aggregate, Normalise, Rule, Task, WorkUnit
+from ccfl_jax.engine.first_state import init_state
+from ccfl_jax.engine.rounds import Local, RoundFn, build_round
 from ccfl_jax.engine.state import State
 
 
@@ -15,7 +16,8 @@ class Simulation(NamedTuple):
     """What `run_rounds` needs of a method.
 
     Attributes:
-        init: `init(key, history_length=1) -> State`, the state before round 0, as `init_state`.
+        init: `init(key, history_length=1, num_clients=None, memories=None) -> State`, the state
+            before round 0, as `init_state`.
         round: `round(state, slots, data) -> (state, info)`, as `build_round`.
     """
 
@@ -33,25 +35,31 @@ def simulation(
     aggregate: Aggregate | None = None,
     lanes: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    rule: Rule | None = None,
 ) -> Simulation:
-    """`init_state` and `build_round` of one task, server and aggregation: they cannot disagree.
+    """`init_state` and `build_round` of one method, which cannot disagree.
 
         simulation = ccfl.simulation(task, ccfl.cc_fedams(0.02), local=0.01, batch_size=20)
         state = simulation.init(jax.random.key(0), history_length=6)
         state, info = ccfl.run_rounds(simulation.round, state, schedule, data)
 
     Args:
-        task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh: as for
-            `build_round`.
+        task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh, rule: as
+            for `build_round`.
 
     Raises:
         ValueError: as `build_round`.
     """
 
-    def init(key: jax.Array, history_length: int = 1) -> State:
-        return init_state(task, server, key, history_length, aggregate)
+    def init(
+        key: jax.Array,
+        history_length: int = 1,
+        num_clients: int | None = None,
+        memories: int | None = None,
+    ) -> State:
+        return init_state(task, server, key, history_length, aggregate, rule, num_clients, memories)
 
     round_fn = build_round(
-        task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh
+        task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh, rule
     )
     return Simulation(init, round_fn)

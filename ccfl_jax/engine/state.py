@@ -19,6 +19,9 @@ class State(NamedTuple):
         aggregate: the aggregator's state.
         round: int32 scalar, t, the next round.
         key: PRNG key, the same in every round; all local randomness derives from it.
+        clients: what clients remember, `[num_clients, ...]` or the rows of a schedule's plan; `()`
+            without a rule that remembers.
+        shared: the sum over all clients of the part of it that the rule shares.
     """
 
     params: Params
@@ -27,6 +30,8 @@ class State(NamedTuple):
     aggregate: Any
     round: jax.Array
     key: jax.Array
+    clients: Any = ()
+    shared: Any = ()
 
 
 class Info(NamedTuple):

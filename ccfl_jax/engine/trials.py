@@ -25,6 +25,7 @@ from ccfl_jax.engine.run import (
     warn_of_nobody,
 )
 from ccfl_jax.engine.state import Info, State
+from ccfl_jax.schedules import memory_plan
 from ccfl_jax.schedules.schedule import Schedule
 
 
@@ -148,11 +149,13 @@ def _check_trials(
             raise ValueError(
                 f"{name}: expected the same number of rounds in each trial, found {sorted(found)}"
             )
-    planned = sum(one.read is not None for one in schedules)
-    if planned not in (0, len(schedules)):
-        raise ValueError(
-            f"schedule: expected a plan for all trials or none, found {planned} of {len(schedules)}"
-        )
+    for plan in ("read", "recall"):
+        planned = sum(getattr(one, plan) is not None for one in schedules)
+        if planned not in (0, len(schedules)):
+            raise ValueError(
+                f"schedule: expected a plan for all trials or none, found {planned} of "
+                f"{len(schedules)}"
+            )
     units = sorted({str(one.work_unit) for one in schedules})
     if len(units) > 1:
         raise ValueError(f"work_unit: expected the same in each trial, found {', '.join(units)}")
@@ -160,8 +163,11 @@ def _check_trials(
     if len(schedules) == 1:  # trials with equal histories need one check
         kept = np.unique(kept, axis=0)
         schedules = schedules * len(kept)
+    num_clients, memories = data.offsets.shape[-1] - 1, jax.tree.leaves(states.clients)
     for one, versions in zip(schedules, kept, strict=True):
-        check_schedule(one, data.offsets.shape[-1] - 1, first, versions)
+        check_schedule(one, num_clients, first, versions)
+        if memories:
+            memory_plan.check_rows(one.recall, memories[0].shape[1], num_clients)
 
 
 def _each_trial(

@@ -17,10 +17,11 @@ from ccfl_jax.checks import check_whole, is_whole, naming, unmasked
 from ccfl_jax.data.arrays import native
 from ccfl_jax.io.files import write_whole
 from ccfl_jax.io.npz import read_npz
-from ccfl_jax.schedules import history_plan
+from ccfl_jax.schedules import history_plan, memory_plan
+from ccfl_jax.schedules.schedule_stats import statistics
 
 _FIELDS = {"client": np.int32, "staleness": np.int32, "work": np.int32, "present": np.bool_}
-_ARRAYS = (*_FIELDS, "time", "read", "write")
+_ARRAYS = (*_FIELDS, "time", "read", "write", "recall", "store")
 
 
 @register_dataclass
@@ -41,6 +42,9 @@ class Schedule:
         work_unit: what `work` counts, "epochs" or "steps"; None leaves it to `build_round`.
         first_round: of a piece that `rounds` cut, the round t of its row 0, which alone may be run
             next from a state before round t; None: any.
+        recall: int32, the row of what the slot's client remembers, as `remembered` gives it; None
+            where every client has a row of its own.
+        store: int32, the row that what it then remembers goes to; one past the last drops it.
     """
 
     client: np.ndarray
@@ -54,6 +58,8 @@ class Schedule:
     num_clients: int | None = dataclasses.field(default=None, metadata={"static": True})
     work_unit: WorkUnit | None = dataclasses.field(default=None, metadata={"static": True})
     first_round: int | None = dataclasses.field(default=None, metadata={"static": True})
+    recall: np.ndarray | None = None
+    store: np.ndarray | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -110,12 +116,35 @@ class Schedule:
         read, write = history_plan.plan(own.staleness, own.working())
         return own.replace(read=read, write=write)
 
+    def memory_rows(self) -> int:
+        """The number of rows that `remembered` needs, that of first visits among them.
+
+        Raises:
+            ValueError: as `remembered`.
+        """
+        own = self.checked()
+        return memory_plan.rows_needed(own.client, own.working()) + 1
+
+    def remembered(self) -> "Schedule":
+        """The same with `recall` and `store`: memories only of clients that will come again.
+
+        A memory is kept from its client's first visit to its last, so it takes `memory_rows()`
+        rows instead of one for every client; the run is the same, bit for bit. As `planned`, the
+        plan is of the whole schedule, run from round 0.
+
+        Raises:
+            ValueError: if the schedule is malformed.
+        """
+        own = self.checked()
+        recall, store = memory_plan.plan(own.client, own.working())
+        return own.replace(recall=recall, store=store)
+
     def working(self) -> np.ndarray:
         """bool `[rounds, slots]`: the slots that train: present, and with work."""
         return np.asarray(self.present) & (np.asarray(self.work) > 0)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes it to `path` as npz, under exactly that name, without its plan.
+        """Writes it to `path` as npz, under exactly that name, without its plans.
 
         Beside the arrays the file has `num_clients` (int64) and `epochs` (bool, the unit of work),
         where they are known. A plan in a file could not be trusted, and is quick to make again.
@@ -165,9 +194,11 @@ class Schedule:
         shape = np.shape(self.client)
         if len(shape) != 2:
             raise ValueError(f"client: expected [rounds, slots], found shape {shape}")
-        if (self.read is None) != (self.write is None):
-            found = "read" if self.write is None else "write"
-            raise ValueError(f"schedule: expected read and write, or neither, found {found} alone")
+        for pair in (("read", "write"), ("recall", "store")):
+            found = [name for name in pair if getattr(self, name) is not None]
+            if len(found) == 1:
+                both = " and ".join(pair)
+                raise ValueError(f"schedule: expected {both}, or neither, found {found[0]} alone")
         for name in _ARRAYS:
             if getattr(self, name) is not None:
                 own = shape[:1] if name in ("time", "write") else shape
@@ -222,21 +253,7 @@ class Schedule:
         if work.shape != own.work.shape:
             raise ValueError(f"steps: expected {own.work.shape}, found shape {work.shape}")
         counted = own.present & (work > 0)
-        visits = np.bincount(own.client[counted], minlength=num_clients)
-        stale = np.bincount(own.staleness[counted], minlength=1)
-        # Each client once a round, without an array of rounds times clients.
-        ordered = np.sort(np.where(counted, own.client.astype(np.int64), -1), axis=1)
-        first = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
-        included = np.bincount(ordered[first], minlength=num_clients)
-        return {
-            "participation": visits,
-            "inclusion": _ratio(included, len(counted)),
-            "effective_clients": float(_ratio(visits.sum() ** 2, (visits**2).sum())),
-            "staleness": stale,
-            "tau_max": len(stale) - 1,
-            "tau_avg": float(_ratio(stale @ np.arange(len(stale)), stale.sum())),
-            **_work_constants(work, counted),
-        }
+        return statistics(own.client, own.staleness, work, counted, num_clients)
 
 
 def check_clients(schedule: Schedule, num_clients: int) -> None:
@@ -253,23 +270,6 @@ def check_clients(schedule: Schedule, num_clients: int) -> None:
         raise ValueError(
             f"schedule: expected clients 0 to {num_clients - 1}, found {schedule.client.max()}"
         )
-
-
-def _work_constants(work: np.ndarray, counted: np.ndarray) -> dict[str, float]:
-    """phi_1, phi_2 and phi_3 of `Schedule.stats`."""
-    rounds = counted.any(axis=1)
-    size = counted.sum(axis=1)[rounds]
-    k = np.where(counted, work, 1.0)[rounds]
-    means = [np.where(counted[rounds], term, 0.0).sum(axis=1) / size for term in (k, k**2, 1.0 / k)]
-    return {
-        f"phi_{i}": float(mean.mean()) if mean.size else float("nan")
-        for i, mean in enumerate(means, start=1)
-    }
-
-
-def _ratio(total: np.ndarray, count: int) -> np.ndarray:
-    """total / count, nan where the count is 0."""
-    return np.asarray(total) / count if count else np.full(np.shape(total), np.nan)
 
 
 def _scalars(num_clients: np.ndarray | None, epochs: np.ndarray | None) -> dict[str, Any]:

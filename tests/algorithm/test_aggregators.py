@@ -6,24 +6,28 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
 import ccfl_jax as ccfl
+from ccfl_jax.algorithm import tree_util
+from ccfl_jax.algorithm.types import Arrivals
 
 MEAN = ccfl.mean()
-add = jax.jit(MEAN.add)
 
 
-def combine(uploads, counted, lanes=None):
-    """The mean of uploads added `lanes` at a time, the last of them with empty lanes."""
-    params, participants = {"w": jnp.zeros(len(uploads[0]))}, jnp.int32(sum(counted))
-    lanes, total = lanes or len(uploads), MEAN.start(params)
-    empty = (0, -len(uploads) % lanes)
-    uploads = np.pad(np.float32(uploads), (empty, (0, 0)), constant_values=np.nan)
-    counted = np.pad(counted, empty)
+def arrivals(counted):
+    """A round's, of which only what counts matters to a mean."""
+    whole = np.zeros(len(counted), np.int32)
+    return Arrivals(whole, whole, whole, whole, np.asarray(counted), jnp.int32(np.sum(counted)))
+
+
+def combine(uploads, counted, lanes=None, aggregate=MEAN):
+    """The mean of uploads added `lanes` at a time, as a round adds them."""
+    lanes, total = lanes or len(uploads), np.zeros(len(uploads[0]), np.float32)
     for first in range(0, len(uploads), lanes):
         part = slice(first, first + lanes)
-        total = add(total, {"w": uploads[part]}, counted[part])
-    return np.asarray(MEAN.finish(total, participants, MEAN.init(params))[0]["w"])
+        total = total + tree_util.masked_sum(np.float32(uploads[part]), np.array(counted[part]))
+    return np.asarray(aggregate.finish({"w": total}, arrivals(counted), ())[0]["w"])
 
 
 @pytest.mark.parametrize("other", [50.0, np.nan, np.inf, -np.inf])
@@ -50,12 +54,40 @@ def test_groups_of_unequal_counts_are_no_mean_of_means():
     np.testing.assert_allclose(delta, [3.0])
 
 
+def test_a_fixed_divisor_counts_nobody():
+    """(1 + 2) / 4."""
+    found = combine([[1.0], [2.0], [np.nan]], [True, True, False], aggregate=ccfl.mean(over=4))
+    np.testing.assert_allclose(found, [0.75])
+    refused("over: expected a finite number > 0, found 0", ccfl.mean, 0)
+
+
+def test_weighted_uploads_are_divided_by_their_weights():
+    """(1 * 2 + 3 * 5) / (1 + 3); without any weight the step is 0."""
+    total = ccfl.Weighted({"w": jnp.array([17.0])}, jnp.float32(4))
+    delta, _ = MEAN.finish(total, arrivals([True, True]), ())
+    np.testing.assert_allclose(delta["w"], [17 / 4])
+    none = ccfl.Weighted({"w": jnp.zeros(1)}, jnp.float32(0))
+    np.testing.assert_array_equal(MEAN.finish(none, arrivals([False]), ())[0]["w"], [0.0])
+
+
 def test_short_floats_are_added_in_float32():
-    """3000 uploads of 1: a bfloat16 sum would stop at 256."""
-    total = MEAN.start({"w": jnp.zeros((), jnp.bfloat16)})
-    for _ in range(3):
-        total = add(total, {"w": jnp.ones(1000, jnp.float32)}, jnp.ones(1000, bool))
-    assert float(total["w"]) == 3000
+    """600 uploads of 1 in bfloat16, whose sum of its own would stop at 256: the mean is 1."""
+
+    def finish(visit, end):
+        return {"x": jnp.ones((), jnp.bfloat16)}, ()
+
+    task = ccfl.Task(
+        lambda key: {"x": jnp.zeros(())}, lambda params, *batch: params["x"], lambda *_: {}
+    )
+    server, rule = ccfl.cc_fedavg(), ccfl.Rule(finish=finish)
+    simulation = ccfl.simulation(task, server, 0.1, 1, "steps", rule=rule, lanes=4)
+    data = ccfl.FederatedData.from_indices({"x": np.zeros(1)}, [[0]])
+    zeros = np.zeros((1, 600), np.int32)
+    schedule = ccfl.Schedule(zeros, zeros, zeros + 1, zeros == 0)
+    state, info = ccfl.run_rounds(
+        simulation.round, simulation.init(jax.random.key(0)), schedule, data
+    )
+    assert float(state.params["x"]) == -1 and info.participants[0] == 600
 
 
 SLOTS = st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans())

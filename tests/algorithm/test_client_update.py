@@ -34,7 +34,8 @@ def work(task, size, amount, *how, key=0):
     """The upload and the info of the client of that many samples, and the model it starts from."""
     client, start = client_of(DATA, SIZES.index(size)), task.init(jax.random.key(9))
     local = program(task, *how)
-    return *local(start, client, jnp.int32(amount), jax.random.key(key)), start
+    end = local(start, client, jnp.int32(amount), jax.random.key(key))
+    return end.upload, end.info, start
 
 
 @pytest.mark.parametrize(("size", "steps"), [(1, 1), (3, 1), (7, 1), (8, 1), (9, 2)])
@@ -103,7 +104,7 @@ def test_a_visit_is_a_plain_loop_over_its_batches(optimiser):
 def test_bfloat16_models_upload_float32():
     task = problems.softmax_task(jnp.bfloat16)
     start, client = jax.eval_shape(task.init, jax.random.key(0)), client_of(DATA, 0)
-    upload, _ = jax.eval_shape(program(task), start, client, 1, jax.random.key(0))
+    upload = jax.eval_shape(program(task), start, client, 1, jax.random.key(0)).upload
     assert {leaf.dtype for leaf in jax.tree.leaves(upload)} == {jnp.dtype(jnp.float32)}
 
 

@@ -9,6 +9,7 @@ import pytest
 from problems import make_schedule
 
 import ccfl_jax as ccfl
+from ccfl_jax.algorithm import tree_util
 from ccfl_jax.models import Conv, TagLogistic
 from ccfl_jax.models.resnet import _norm
 
@@ -18,11 +19,12 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 def test_so_13_each_upload_that_is_there_counts_the_same():
     """Uploads 1 and 0, each there half the time: both give 1/2; by sizes 1 and 9 it were 0.1."""
     there = np.random.default_rng(0).random((10_000, 2)) < 0.5
-    aggregate, params = ccfl.mean(), {"x": jnp.zeros(())}
+    none = jnp.zeros(2, jnp.int32)
 
     def combine(counted):
-        total = aggregate.add(aggregate.start(params), {"x": jnp.array([1.0, 0.0])}, counted)
-        return aggregate.finish(total, counted.sum(dtype=jnp.int32), ())[0]["x"]
+        total = tree_util.masked_sum({"x": jnp.array([1.0, 0.0])}, counted)
+        arrivals = ccfl.Arrivals(none, none, none, none, counted, counted.sum(dtype=jnp.int32))
+        return ccfl.mean().finish(total, arrivals, ())[0]["x"]
 
     found = np.asarray(jax.jit(jax.vmap(combine))(there))
     assert set(found[there.all(axis=1)]) == {0.5}

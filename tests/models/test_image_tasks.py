@@ -82,7 +82,7 @@ def test_every_client_and_step_draws_its_own_views():
     client = Client(images_of(1)[0], jnp.zeros(1, jnp.int32), jnp.int32(0), jnp.int32(1))
     local = jax.jit(jax.vmap(build_local(task, 0.0, batch_size=1), (None, None, None, 0)))
     keys = jax.random.split(jax.random.key(1), 30)  # one for each client in its round
-    first, both, again = (np.asarray(local(params, client, k, keys)[1].loss) for k in (1, 2, 1))
+    first, both, again = (np.asarray(local(params, client, k, keys).info.loss) for k in (1, 2, 1))
     second = 2 * both - first
     # Independent draws of 162 views agree with chance 1 / 162: 0.2 of 30 expected.
     assert (np.abs(second - first) > 1e-4).sum() > 25

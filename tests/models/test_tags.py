@@ -217,7 +217,7 @@ def test_a_rate_as_local_optimiser_is_optax_sgd():
         client = Client(arrays, jnp.arange(12), start, size)
         settings = {"batch_size": 4, "work_unit": "steps"}
         locals_ = [build_local(tags(), rate, **settings) for rate in (0.4, optax.sgd(0.4))]
-        return [local(PARAMS, client, 2, key) for local in locals_]
+        return [local(PARAMS, client, 2, key)[:2] for local in locals_]
 
     own, plain = jax.vmap(visits)(np.array([0, 3]), np.array([3, 9]), jax.random.split(KEY, 2))
     assert_trees_close(own, plain, 1e-5)

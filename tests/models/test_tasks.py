@@ -214,7 +214,7 @@ def test_small_steps_in_bfloat16_are_not_lost():
     arrays = {"x": np.ones((8, 4), np.float32), "y": np.zeros(8, np.int32)}
     client = Client(arrays, jnp.arange(8), jnp.int32(0), jnp.int32(8))
     local = jax.jit(build_local(task, 3e-4, batch_size=8, normalise="none"))
-    upload = np.asarray(local(start, client, 5, KEY)[0]["Dense_0"]["kernel"])
+    upload = np.asarray(local(start, client, 5, KEY).upload["Dense_0"]["kernel"])
     # Equal weights give probabilities of 1/3: class 0 gains 2/3 of the rate in a step, five times.
     expected = np.broadcast_to(5 * 3e-4 * np.array([-2, 1, 1]) / 3, (4, 3))
     np.testing.assert_allclose(upload, expected, rtol=0.02)

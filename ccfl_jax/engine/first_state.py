@@ -1,0 +1,72 @@
+"""The state before round 0."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ccfl_jax.algorithm import aggregators as aggregation
+from ccfl_jax.algorithm import client_memory, tree_util
+from ccfl_jax.algorithm import model_history as past
+from ccfl_jax.algorithm.types import Aggregate, Rule, Task
+from ccfl_jax.data.arrays import held
+from ccfl_jax.engine.method_checks import (
+    as_a_round_takes_it,
+    check_key,
+    check_kinds,
+    check_params,
+)
+from ccfl_jax.engine.state import State
+
+# Streams of one seed: a new consumer takes a new number, so the others draw the same.
+_INIT_STREAM, _LOCAL_STREAM = range(2)
+
+
+def init_state(
+    task: Task,
+    server: optax.GradientTransformation,
+    key: jax.Array,
+    history_length: int = 1,
+    aggregate: Aggregate | None = None,
+    rule: Rule | None = None,
+    num_clients: int | None = None,
+    memories: int | None = None,
+) -> State:
+    """The state before round 0.
+
+    Args:
+        task, server, aggregate, rule: those of `build_round`.
+        key: PRNG key; the initial model and the local randomness are separate streams of it.
+        history_length: global models kept: max_delay + 1, or `Schedule.history_slots()` for a
+            planned schedule.
+        num_clients: n, needed by a rule that keeps memories.
+        memories: how many of them are kept: n by default, or `Schedule.memory_rows()` for a
+            schedule `remembered()`.
+
+    Raises:
+        ValueError: if `history_length` is below 1, for a part of another kind than its name says,
+            parameters that are no floats, a key of another generator than threefry2x32, no
+            `num_clients` for a rule that keeps memories, and more of those than a device holds.
+    """
+    check_key(key)
+    server = as_a_round_takes_it(server)
+    check_kinds(task, server, aggregate, rule)
+    rule = rule or Rule()
+    # With dtypes of their own: Python's numbers would compile the first piece apart.
+    params = jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.asarray(a).dtype),
+        held("params", task.init(jax.random.fold_in(key, _INIT_STREAM))),
+    )
+    check_params(params)
+    server_state, first = server.init(tree_util.wide(params)), rule.memory(params)
+    mean = rule.shared(first)  # before the first visit all clients remember the same
+    state = State(
+        params=params,
+        server=server_state,
+        history=past.init(params, history_length),
+        aggregate=(aggregate or aggregation.mean()).init(params),
+        round=jnp.zeros((), jnp.int32),
+        key=jax.random.fold_in(key, _LOCAL_STREAM),
+        clients=client_memory.init(first, num_clients, memories),
+        shared=jax.tree.map(lambda a: a * num_clients, mean),
+    )
+    return state._replace(history=past.init(params, history_length, rule.message(mean, state)))
