@@ -1,10 +1,12 @@
 """ccfl_jax: client-centric federated adaptive optimisation, simulated as one compiled program."""
 
 from ccfl_jax import clock
+from ccfl_jax import systems
 from ccfl_jax import theory
 from ccfl_jax.clock import availability
 from ccfl_jax.clock import speed
 from ccfl_jax.clock import traces
+from ccfl_jax.algorithm import terms
 from ccfl_jax.algorithm.aggregators import mean
 from ccfl_jax.clock.event_clock import clock_schedule
 from ccfl_jax.schedules.random_schedule import random_schedule
@@ -17,7 +19,7 @@ from ccfl_jax.data import partition_natural
 from ccfl_jax.engine.state import Info
 from ccfl_jax.engine.state import State
 from ccfl_jax.engine.rounds import build_round
-from ccfl_jax.engine.rounds import init_state
+from ccfl_jax.engine.first_state import init_state
 from ccfl_jax.schedules.schedule import Schedule
 from ccfl_jax.algorithm.server_optimizers import cc_fedadagrad
 from ccfl_jax.algorithm.server_optimizers import cc_fedadam
@@ -38,18 +40,28 @@ from ccfl_jax.models.tasks import tags_task
 from ccfl_jax.engine.trials import evaluate_trials
 from ccfl_jax.engine.trials import run_trials
 from ccfl_jax.algorithm.types import Aggregate
+from ccfl_jax.algorithm.types import Arrivals
+from ccfl_jax.algorithm.types import End
+from ccfl_jax.algorithm.types import Rule
 from ccfl_jax.algorithm.types import Task
+from ccfl_jax.algorithm.types import Visit
+from ccfl_jax.algorithm.types import Weighted
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Aggregate",
+    "Arrivals",
+    "End",
     "FederatedData",
     "Info",
+    "Rule",
     "Schedule",
     "Simulation",
     "State",
     "Task",
+    "Visit",
+    "Weighted",
     "availability",
     "build_round",
     "cc_fedadagrad",
@@ -79,7 +91,9 @@ __all__ = [
     "simulation",
     "speed",
     "stream_rounds",
+    "systems",
     "tags_task",
+    "terms",
     "theory",
     "traces",
 ]

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
+
+import ccfl_jax as ccfl
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -31,9 +34,25 @@ def test_the_example_of_a_clock_is_a_schedule():
     assert schedule.staleness.max() + 1 > schedule.history_slots() > 1
 
 
+def test_the_example_of_a_method_is_scaffold():
+    """The same run, bit for bit, as the library's, and it learns."""
+    names = _run_example(2)
+    rule, rate = ccfl.systems.scaffold(names["rate"]), names["rate"]
+    made = ccfl.simulation(names["task"], ccfl.cc_fedsgd(1.0), rate, normalise="none", rule=rule)
+    state = made.init(jax.random.key(0), 6, 30)
+    state, _ = ccfl.run_rounds(made.round, state, names["schedule"], names["data"])
+    jax.tree.map(np.testing.assert_array_equal, state.params, names["state"].params)
+    assert ccfl.evaluate(names["task"], state.params, names["test"])["accuracy"] > 0.8
+
+
+def test_its_table_names_every_system():
+    text = README.read_text()
+    assert not {name for name in ccfl.systems.__all__ if f"`{name}`" not in text}
+
+
 def test_the_example_of_trials_trains():
     """A higher rate learns faster at the start; all three start from the same loss."""
-    losses = _run_example(2)["info"].train_loss
+    losses = _run_example(3)["info"].train_loss
     assert losses.shape == (3, 50) and len(set(losses[:, 0])) == 1
     assert losses[0, -10:].mean() > losses[1, -10:].mean() > losses[2, -10:].mean()
 

@@ -1,0 +1,42 @@
+"""FedAvg (McMahan et al., 2017, arXiv:1602.05629) and its server momentum."""
+
+import jax
+import optax
+
+from ccfl_jax.algorithm.terms import by_samples, weighted
+from ccfl_jax.algorithm.types import Rule
+from ccfl_jax.checks import check_known
+
+
+def fedavg() -> Rule:
+    r"""FedAvg's weights: :math:`\Delta_t = \sum_i n_i \Delta^i / \sum_i n_i`.
+
+    With `normalise="none"`, the server `cc_fedavg()`, fixed work in epochs and no staleness it is
+    the published method: x_{t+1} is the mean of the clients' models, weighted by their samples.
+    Departure: n_i of the clients in the buffer; a stale client's difference is from the model that
+    it started from.
+    """
+    return weighted(by_samples)
+
+
+def fedavgm(
+    learning_rate: float | jax.Array = 1.0,
+    b1: float | jax.Array = 0.9,
+    nesterov: bool = False,
+) -> optax.GradientTransformation:
+    r"""FedAvgM's server (Hsu et al., 2019, arXiv:1909.06335): heavy-ball momentum.
+
+    .. math:: v_t = \beta v_{t-1} + \Delta_t, \qquad x_{t+1} = x_t - \eta v_t
+
+    Not damped, unlike `cc_fedavgm`, which is this with eta / (1 - beta) for eta.
+
+    Args:
+        learning_rate: eta, 1 in the paper.
+        b1: beta, in [0, 1).
+        nesterov: whether the step looks ahead, as its authors' code does.
+
+    Raises:
+        ValueError: for a number outside its range.
+    """
+    learning_rate = check_known("learning_rate", learning_rate)
+    return optax.sgd(learning_rate, check_known("b1", b1, most=1.0), nesterov)

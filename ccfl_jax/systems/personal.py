@@ -1,0 +1,103 @@
+"""Personal models: FedPer and LG-FedAvg (own parts), Ditto (a model of one's own beside)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ccfl_jax.algorithm.terms import told
+from ccfl_jax.algorithm.types import Batch, End, Params, Rule, Task, Visit
+from ccfl_jax.checks import check_known
+
+
+def personal(own: Callable[[str], bool]) -> Rule:
+    """Some leaves of the model stay with their client, from visit to visit; the others are shared.
+
+    FedPer (Arivazhagan et al., 2019, arXiv:1912.00818) keeps the last layers, LG-FedAvg (Liang et
+    al., 2020, arXiv:2001.01523) the first. The server's copy of own leaves stays as it was.
+
+        ccfl.systems.personal(lambda path: path.startswith("['params']['head']"))
+
+    Args:
+        own: `own(path) -> bool`, of a leaf's path, as `jax.tree_util.keystr` writes it.
+
+    Raises:
+        ValueError: if no leaf of the model is its client's own (when a state is made).
+    """
+
+    def kept(params: Params) -> list[jax.Array]:
+        named, _ = jax.tree_util.tree_flatten_with_path(params)
+        leaves = [leaf for path, leaf in named if own(jax.tree_util.keystr(path))]
+        if not leaves:
+            paths = ", ".join(jax.tree_util.keystr(path) for path, _ in named)
+            raise ValueError(f"own: expected one of {paths[:200]} at least, found none")
+        return leaves
+
+    def fill(params: Params, leaves: list[jax.Array]) -> Params:
+        rest = iter(leaves)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, a: next(rest) if own(jax.tree_util.keystr(path)) else a, params
+        )
+
+    def finish(visit: Visit, end: End) -> tuple[Params, list[jax.Array]]:
+        zeros = [jnp.zeros_like(a) for a in kept(end.upload)]
+        return fill(end.upload, zeros), kept(end.params)
+
+    return Rule(memory=kept, begin=lambda visit: fill(visit.start, visit.memory), finish=finish)
+
+
+class Both(NamedTuple):
+    """The models of a client of `ditto`.
+
+    Attributes:
+        shared: the global model.
+        own: the client's.
+    """
+
+    shared: Params
+    own: Params
+
+
+def ditto(task: Task, weight: float | jax.Array = 0.1) -> tuple[Task, Rule]:
+    r"""Ditto (Li et al., 2021, arXiv:2012.04221): each client also trains a model v_i of its own on
+
+    .. math:: f_i(v) + \frac\lambda2 |v - x_{t-s}|^2
+
+    The global model's training is that of the round, untouched. Both models take the same batches
+    and as many steps; v_i is kept from visit to visit, and starts from x_0.
+
+    Args:
+        task: that of one model.
+        weight: lambda, at least 0.
+
+    Returns:
+        A task of two models, a `Both`, whose metrics are those of `shared`; and its rule, whose
+        memories are the clients' own models.
+
+    Raises:
+        ValueError: for a negative weight.
+    """
+    weight = check_known("weight", weight)
+
+    def init(key: jax.Array) -> Both:
+        first = task.init(key)
+        return Both(first, first)
+
+    def loss(params: Both, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
+        return task.loss(params.shared, batch, mask, key) + task.loss(params.own, batch, mask, key)
+
+    def metrics(params: Both, batch: Batch, mask: jax.Array) -> dict:
+        return task.metrics(params.shared, batch, mask)
+
+    def towards(visit: Visit) -> optax.GradientTransformation:
+        def pull(updates: Any, params: Any) -> Both:
+            trees = updates.own, params.own, visit.start.shared
+            own = jax.tree.map(lambda g, v, x: (g + weight * (v - x)).astype(g.dtype), *trees)
+            return updates._replace(own=own)
+
+        return optax.stateless(pull)
+
+    rule = personal(lambda path: path.startswith(".own"))
+    return Task(init, loss, metrics), told(towards, rule)
