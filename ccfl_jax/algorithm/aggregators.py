@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Aggregate, Arrivals, Params, Weighted
 from ccfl_jax.checks import check_number
 
@@ -60,6 +61,6 @@ def of_all(function: Callable[[Any, jax.Array], Params]) -> Aggregate:
             kept = counted.reshape(-1, *[1] * (a.ndim - 1))
             return jnp.where(kept, a, jnp.zeros((), a.dtype))
 
-        return function(jax.tree.map(cleared, uploads), counted), memory
+        return function(jax.tree.map(cleared, tree_util.wide(uploads)), counted), memory
 
     return Aggregate(lambda params: (), finish, stacked=True)

@@ -2,6 +2,7 @@
 
 from ccfl_jax.systems.accounting import epsilon_of_sampling, epsilon_of_schedule
 from ccfl_jax.systems.adaptive_clipping import adaptive_clip, dp_fedavg_adaptive
+from ccfl_jax.systems.attack import alie, chosen, gaussian, ipm, label_flip, sign_flip
 from ccfl_jax.systems.ca2fl import ca2fl
 from ccfl_jax.systems.compress import (
     Compressor,
@@ -28,7 +29,8 @@ from ccfl_jax.systems.mimelite import mimelite
 from ccfl_jax.systems.personal import ditto, personal
 from ccfl_jax.systems.privacy import dp_fedavg, dp_ftrl, gaussian_noise, tree_noise
 from ccfl_jax.systems.qfedavg import qfedavg
-from ccfl_jax.systems.robust import median
+from ccfl_jax.systems.robust import bulyan, krum, median, trimmed_mean
+from ccfl_jax.systems.robust_means import centred_clipping, geometric_median, norm_bound
 from ccfl_jax.systems.sam import fedlesam, sam
 from ccfl_jax.systems.scaffold import scaffold
 from ccfl_jax.systems.slowmo import slowmo
@@ -38,8 +40,12 @@ __all__ = [
     "adaptive_clip",
     "afa_cd",
     "afa_cs",
+    "alie",
+    "bulyan",
     "bytes_of",
     "ca2fl",
+    "centred_clipping",
+    "chosen",
     "ditto",
     "dp_fedavg",
     "dp_fedavg_adaptive",
@@ -63,10 +69,16 @@ __all__ = [
     "fedpd",
     "fedprox",
     "fedyogi",
+    "gaussian",
     "gaussian_noise",
+    "geometric_median",
+    "ipm",
+    "krum",
+    "label_flip",
     "median",
     "mifa",
     "mimelite",
+    "norm_bound",
     "personal",
     "qfedavg",
     "quantise",
@@ -74,10 +86,12 @@ __all__ = [
     "sam",
     "scaffold",
     "sign",
+    "sign_flip",
     "slower_when_stale",
     "slowmo",
     "top_k",
     "tree_noise",
+    "trimmed_mean",
     "with_error_feedback",
 ]
 
