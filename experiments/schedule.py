@@ -1,6 +1,6 @@
 """Makes a schedule, writes it with its figure, and describes it.
 
-usage: python -m experiments.schedule --file=NAME.npz [--rule=RULE] [--FLAG=VALUE ...]
+usage: python -m experiments.schedule --file=NAME.npz [--world=WORLD] [--FLAG=VALUE ...]
        python -m experiments.schedule --show=NAME.npz
 
 NAME.npz is for `--schedule_file` of a run, NAME.png its figure, and NAME.log.npz every task of the

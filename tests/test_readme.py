@@ -73,10 +73,9 @@ def test_every_file_it_links_is_there():
 
 
 def test_its_commands_name_presets_and_methods_that_exist():
-    from experiments.config import flag, flag_rules
+    from experiments.config import flag, methods
 
     text = README.read_text()
     assert set(re.findall(r"--preset=(\w+)", text)) <= set(flag.presets())
-    servers = re.findall(r"--server=(\w+)", text)
-    assert set(servers) == set(flag_rules.SERVERS)
-    np.testing.assert_array_equal(sorted(servers), sorted(set(servers)))
+    named = {*re.findall(r"--(?:server|method)=(\w+)", text)} - {"scaffold,"}
+    assert named == {*methods.METHODS}

@@ -97,7 +97,7 @@ def sending(transform: optax.GradientTransformation, rule: Rule | None = None) -
 
     Raises:
         ValueError: for a `rule` of weighted uploads (when the round is traced): write
-            `weighted(..., sending(...))`.
+            `weighted(..., sending(...))`; of uploads that are not like the parameters.
     """
     check_kind(
         "transform", transform, optax.GradientTransformation, "an optax transformation of uploads"
@@ -113,6 +113,10 @@ def sending(transform: optax.GradientTransformation, rule: Rule | None = None) -
             raise ValueError(
                 "sending: expected a rule of plain uploads, found weighted ones: write "
                 "weighted(weight, sending(transform))"
+            )
+        if jax.tree.structure(upload) != jax.tree.structure(visit.start):
+            raise ValueError(
+                "sending: expected a rule whose uploads are like the parameters, found others"
             )
         upload, state = transform.update(upload, visit.memory[1], visit.start, visit=visit)
         return upload, (memory, state)

@@ -34,12 +34,12 @@ class Run(NamedTuple):
 
     Attributes:
         schedule: from round 0 on.
-        model_bytes: bytes of one model's parameters.
+        sent: bytes that a client sends and receives in a visit.
         max_rejected: the run has diverged if more uploads are rejected; None: no limit.
     """
 
     schedule: Schedule
-    model_bytes: int
+    sent: tuple[int, int]
     max_rejected: int | None = None
 
 
@@ -160,9 +160,9 @@ def next_row(
         `participants` and `rejected`, sums over rounds; `rejected_clients`, client -> how often;
         `mean_staleness` and `mean_steps`, over all returned slots. Since round 0:
         `client_updates` (returned slots, rejected ones too), `samples` (without masked work) and
-        `seconds`; `bytes_sent`, the clients' uploads: `client_updates` times one model's
-        parameters, and `bytes_received`, the same for their downloads. Both are without tasks that
-        the clock dropped, which fill no slot; the clock's log has them. `virtual_time`: seconds on
+        `seconds`; `bytes_sent`, the clients' uploads, `client_updates` times what one
+        takes, and `bytes_received`, the same for their downloads. Both are without tasks that the
+        clock dropped, which fill no slot; the clock's log has them. `virtual_time`: seconds on
         the schedule's clock at the end of the last round, None without a clock.
 
         `diverged`: the model is not finite, its test loss is a thousand times that of x_0 (at least
@@ -193,8 +193,8 @@ def next_row(
         "mean_steps": _mean(info.steps, returned),
         "client_updates": updates,
         "samples": previous["samples"] + int(np.sum(info.samples, dtype=np.float64)),
-        "bytes_sent": updates * run.model_bytes,
-        "bytes_received": updates * run.model_bytes,
+        "bytes_sent": updates * run.sent[0],
+        "bytes_received": updates * run.sent[1],
         "virtual_time": None if run.schedule.time is None else float(run.schedule.time[done - 1]),
         "seconds": previous["seconds"] + seconds,
         "compile_seconds": compile_seconds,

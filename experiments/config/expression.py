@@ -56,11 +56,33 @@ def expression(text: str, forms: tuple[str, ...]) -> tuple[str, tuple] | None:
     return (name, numbers) if fits else None
 
 
-def domain(forms: tuple[str, ...]) -> Domain:
-    """The domain of flags with such values."""
-    return Domain(
-        flags.DEFINE_string, ", ".join(forms), lambda text: expression(text, forms) is not None
-    )
+def domain(forms: tuple[str, ...], several: bool = False) -> Domain:
+    """The domain of flags with such a value, or with `several`, joined by + or blanks."""
+    expected = ", ".join(forms) + ("; several with + between two" if several else "")
+
+    def holds(text: str) -> bool:
+        words = split(text, "+ ") if several else [text]
+        return bool(words) and all(expression(word, forms) is not None for word in words)
+
+    return Domain(flags.DEFINE_string, expected, holds)
+
+
+def split(text: str, separators: str) -> list[str]:
+    """The parts of a text between separators that are in no brackets, without empty ones."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character in separators and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part]
+
+
+def argument_names(name: str, forms: tuple[str, ...]) -> list[str]:
+    """The names of the arguments in the form of `name`."""
+    inside = next(_parts(form)[1] for form in forms if _parts(form)[0] == name)
+    return [word.partition("=")[0] for word in inside.split(",") if word]
 
 
 def _parts(text: str) -> tuple[str, str]:

@@ -55,11 +55,19 @@ class Flag(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A parsed command line: the value of every flag, the names of those given, the words."""
+    """A parsed command line.
+
+    Attributes:
+        values: the value of every flag.
+        names: the flags given.
+        words: the further arguments.
+        written: the flags given on the command line itself, and not in a flag file.
+    """
 
     values: dict[str, Any]
     names: set[str]
     words: list[str]
+    written: set[str]
 
 
 Table = Mapping[str, Flag]
@@ -162,7 +170,9 @@ def read(argv: list[str], *tables: Table, words: str | None = None, least: int =
             raise ValueError(f"--{name}: expected {domain.expected}, found {value!r:.300}{near}")
         if domain in _PATHS and name in given:
             got[name] = os.path.expanduser(value)  # a shell leaves the ~ in --out_dir=~/runs
-    return Given(got, given, found)
+    words_before = {arg.lstrip("-").partition("=")[0] for arg in argv[1:] if arg.startswith("-")}
+    written = {name for name in given if {name, f"no{name}"} & words_before}
+    return Given(got, given, found, written)
 
 
 def made(of: type, given: Given) -> Any:

@@ -3,18 +3,10 @@
 import re
 from typing import Any, NamedTuple
 
+from . import methods
 from .flag import INT32_MAX
+from .methods import HYPERPARAMETERS, SERVERS
 
-# Server method -> its hyperparameters besides --server_lr.
-SERVERS = {
-    "cc_fedavg": (),
-    "cc_fedsgd": (),
-    "cc_fedavgm": ("b1",),
-    "cc_fedadagrad": ("b1", "eps", "initial_accumulator"),
-    "cc_fedadam": ("b1", "b2", "eps", "initial_accumulator"),
-    "cc_fedams": ("b1", "b2", "eps", "initial_accumulator"),
-}
-HYPERPARAMETERS = ("b1", "b2", "eps", "initial_accumulator")
 # Model -> its class in `ccfl_jax.models`.
 MODELS = {
     "mlp": "MLP",
@@ -67,6 +59,7 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
     _check_partition(values, given)
     _check_work(values, given)
     _check_server(values, given)
+    _check_method(values, given)
     _check_theorem(values)
     _check_processes(values)
     for name, what in (("resume", "resume"), ("overwrite", "remove")):
@@ -135,6 +128,13 @@ def _check_work(values: dict[str, Any], given: set[str]) -> None:
     if values["schedule_file"] is not None and "max_delay" not in given:
         values["max_delay"] = None  # a planned history has the models that the file needs
     unit = "local_epochs" if values["local_steps"] is None else "local_steps"
+    if values["work"] == "fixed":
+        if "randomness" in given and values["randomness"] != 1:
+            raise ValueError(
+                f"--randomness: expected 1, or --work=random, found {values['randomness']} with "
+                "--work=fixed"
+            )
+        values["randomness"] = 1.0
     most = values[unit] * values["randomness"]
     if not (1 <= most <= INT32_MAX and most == int(most)):
         raise ValueError(
@@ -166,6 +166,33 @@ def _check_server(values: dict[str, Any], given: set[str]) -> None:
         raise ValueError(
             "--eps: expected > 0, or --initial_accumulator > 0 (else 0/0 without gradient), "
             "found 0 with --initial_accumulator=0"
+        )
+
+
+def _check_method(values: dict[str, Any], given: set[str]) -> None:
+    """What does not fit together, of the flags that refine a method."""
+    rule, local = ((values[name] or "").partition("(")[0] for name in ("rule", "local"))
+    if rule in (*methods.OWN_AGGREGATE, *methods.NO_UPLOAD):
+        why = "averages in its own way" if rule in methods.OWN_AGGREGATE else "averages memories"
+        for name in ("aggregate", "weights", "upload", "attack"):
+            if values[name] is not None:
+                raise ValueError(
+                    f"--{name}: expected with another rule than {rule}, which {why}, found "
+                    f"{values[name]}"
+                )
+    if values["weights"] is not None and values["aggregate"] is not None and rule != "fedasync":
+        raise ValueError(
+            f"--weights: expected without --aggregate, whose uploads weigh the same, found "
+            f"{values['weights']} with --aggregate={values['aggregate']}"
+        )
+    if rule in ("scaffold", "qfedavg") and local not in ("", "sgd", "sam"):
+        raise ValueError(
+            f"--local: expected sgd, of which {rule} knows the rate, found {values['local']}"
+        )
+    if local in ("adam", "adamw") and "local_lr" in given:
+        raise ValueError(
+            f"--local_lr: expected in brackets, --local='{local}(0.001)', found "
+            f"{values['local_lr']} with --local={values['local']}"
         )
 
 

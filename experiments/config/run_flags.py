@@ -5,13 +5,16 @@ from functools import partial
 from typing import Any, Literal
 
 from . import flag as flags
+from .expression import domain
 from .flag import DECAY, PATH, POSITIVE, RATE, SWITCH, UTF8_PATH, flag, one_of, switch_or, whole
-from .flag_rules import DATASETS, MODELS, SERVERS, check_together
+from .flag_rules import DATASETS, MODELS, check_together
+from .methods import FORMS, METHODS, SERVERS, fill
 
 _data = partial(flag, section="Data and model")
 _schedule = partial(flag, section="Schedule")
 _clients = partial(flag, section="Clients")
 _server = partial(flag, section="Server")
+_method = partial(flag, section="Method", varies=True)
 _run = partial(flag, section="Run")
 _processes = partial(flag, section="Several processes", may_change="always")
 
@@ -64,6 +67,12 @@ class Config:
     )
     local_steps: int | None = _schedule(whole(1), None, "K in steps, instead of --local_epochs")
     randomness: float = _schedule(POSITIVE, 2.0, "R, spread of local work")
+    work: str = _schedule(
+        one_of("random", "fixed"),
+        "random",
+        "fixed: every client does K",
+        no_use={"a schedule to make": "--randomness"},
+    )
     schedule_file: str | None = _schedule(
         PATH,
         None,
@@ -104,9 +113,43 @@ class Config:
         no_use={"a sweep": "data that fit on a device"},
     )
 
-    server: str = _server(one_of(*SERVERS), "cc_fedams", "method", varies=True)
+    method: str | None = _method(
+        one_of(*METHODS),
+        None,
+        "a system by its name: the flags that make it, where they are not given",
+    )
+    rule: str | None = _method(
+        domain(FORMS["rule"]), None, "what clients remember, do besides and send"
+    )
+    upload: str | None = _method(
+        domain(FORMS["upload"], several=True),
+        None,
+        "what is done to an upload before it is sent; feedback: what is not sent is added to the "
+        "client's next upload",
+    )
+    weights: str | None = _method(
+        domain(FORMS["weights"]),
+        None,
+        "of uploads in their mean: by samples, or by staleness; divide: by the sum of weights, "
+        "not by m",
+    )
+    aggregate: str | None = _method(
+        domain(FORMS["aggregate"]), None, "how uploads become one; unset: their mean"
+    )
+    attack: str | None = _method(
+        domain(FORMS["attack"]), None, "of a share of the clients, drawn from the seed"
+    )
+    local: str | None = _method(
+        domain(FORMS["local"]),
+        None,
+        "the clients' optimiser; unset: SGD at --local_lr, as of sgd and sam",
+    )
+    server: str = _server(one_of(*SERVERS), "cc_fedams", "server optimiser", varies=True)
     server_lr: float = _server(
-        RATE, None, "eta; required, except for cc_fedavg, where it is 1", varies=True
+        RATE,
+        None,
+        "eta; required, except for cc_fedavg and methods that say it, where it is 1",
+        varies=True,
     )
     b1: float | None = _server(DECAY, 0.9, "beta, momentum", varies=True)
     b2: float | None = _server(DECAY, 0.99, "gamma, decay of the second moment", varies=True)
@@ -232,7 +275,7 @@ def parse(argv: list[str]) -> Config:
 def resolve(given: flags.Given) -> Config:
     """The `Config` of parsed flags, after checking them together."""
     values = {name: given.values[name] for name in RUN}
-    check_together(values, given.names)
+    check_together(values, fill(values, given))
     return Config(**values)
 
 

@@ -1,4 +1,4 @@
-"""The flags of a schedule: those of its run, the rule that makes it, and its file."""
+"""The flags of a schedule: those of its run, the world that it is of, and its file."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,16 +16,16 @@ _CORRELATION = Domain(define(Number()), "a number from -1 to 1", lambda v: -1 <=
 _OF_LABELS = ("label", "label_diurnal")
 
 _any = partial(flag, section="Schedule")
-_rounds = partial(_any, no_use={"--rule=paper": "with rounds", "--rule=clock": "with rounds"})
-_available = partial(_any, no_use={"--rule=paper": "with rounds, clock"})
-_clock = partial(_any, no_use={"--rule=paper": "with clock", "--rule=rounds": "with clock"})
+_rounds = partial(_any, no_use={"--world=paper": "with rounds", "--world=clock": "with rounds"})
+_available = partial(_any, no_use={"--world=paper": "with rounds, clock"})
+_clock = partial(_any, no_use={"--world=paper": "with clock", "--world=rounds": "with clock"})
 
 
 @dataclass(frozen=True)
 class Options:
     """The flags of a schedule besides those of the run that it is made for."""
 
-    rule: Literal["paper", "rounds", "clock"] = _any(
+    world: Literal["paper", "rounds", "clock"] = _any(
         one_of("paper", "rounds", "clock"),
         "clock",
         "paper: cohorts of all clients and random delays; rounds: of the available clients; clock: "
@@ -50,13 +50,13 @@ class Options:
         "trace the first --num_clients clients",
     )
     step: str = _clock(_DISTRIBUTION, "constant(1)", "seconds a local step, drawn for each client")
-    download: str | None = _clock(_DISTRIBUTION, None, "seconds, drawn for each client")
-    upload: str | None = _clock(_DISTRIBUTION, None, "seconds, drawn for each client")
+    download_time: str | None = _clock(_DISTRIBUTION, None, "seconds, drawn for each client")
+    upload_time: str | None = _clock(_DISTRIBUTION, None, "seconds, drawn for each client")
     capacity: str | None = _clock(
         PATH,
         None,
         "FedScale's file of device capacities, the first --num_clients of them, instead of --step, "
-        "--download, --upload",
+        "--download_time, --upload_time",
     )
     task: str | None = _clock(_DISTRIBUTION, None, "factor of a task's computing time")
     extra: str | None = _clock(_DISTRIBUTION, None, "seconds added to each task")
@@ -107,7 +107,7 @@ def parse_schedule(argv: list[str]) -> Request:
     command line.
 
     Raises:
-        ValueError: as `run_flags.parse`; for flags that the rule does not use.
+        ValueError: as `run_flags.parse`; for flags that this world does not use.
     """
     given = flags.read(argv, RUN, SCHEDULE)
     options = flags.made(Options, given)
@@ -115,20 +115,19 @@ def parse_schedule(argv: list[str]) -> Request:
         return _shown(given, options)
     if options.file is None:
         raise ValueError("--file: expected NAME.npz, or --show=NAME.npz, found none")
-    flags.refuse_useless(f"--rule={options.rule}", given, SCHEDULE)
+    flags.refuse_useless(f"--world={options.world}", given, SCHEDULE)
     flags.refuse_useless("a schedule to make", given, RUN)
-    typed = {word.lstrip("-").partition("=")[0] for word in argv[1:]}
-    if options.rule == "clock" and "max_delay" in typed:
+    if options.world == "clock" and "max_delay" in given.written:
         raise ValueError(
             "--max_delay: expected with paper, rounds (--max_staleness limits clock), found with "
-            "--rule=clock"
+            "--world=clock"
         )
     _check_starts(options, given.names)
     _check_capacity(options, given.names)
     values = given.values | {"overwrite": False}
     if values["server_lr"] is None:
         values["server_lr"] = 1.0  # not used by a schedule
-    config = resolve(Given(values, given.names - {"overwrite"}, []))
+    config = resolve(Given(values, given.names - {"overwrite"}, [], given.written))
     _check_labels(options, config)
     file = _npz("file", options.file.replace("{seed}", str(config.seed)))
     return Request(config, options, file, config.num_clients)
@@ -164,7 +163,7 @@ def _check_starts(options: Options, given: set[str]) -> None:
 
 
 def _check_capacity(options: Options, given: set[str]) -> None:
-    others = sorted(given & {"step", "download", "upload"})
+    others = sorted(given & {"step", "download_time", "upload_time"})
     if options.capacity is not None and others:
         raise ValueError(f"--{others[0]}: expected without --capacity, found with it")
 

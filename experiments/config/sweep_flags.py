@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from . import flag as flags
+from .expression import split
 from .flag import PATH, POSITIVE, Given, flag
 from .run_flags import RUN, Config, resolve
 
@@ -83,7 +84,8 @@ def parse_sweep(argv: list[str]) -> Sweep:
     for varied in _combinations(given.values["vary"]):
         words = [f"--{name}={value}" for name, value in varied.items()]
         own = flags.read([argv[0], *words], {name: RUN[name] for name in varied})
-        both = Given(given.values | own.values, given.names | own.names, [])
+        names, written = given.names | own.names, given.written | own.written
+        both = Given(given.values | own.values, names, [], written)
         trials[name_of(varied)] = Trial(varied, replace(resolve(both), out_dir=None))
     _check_different(trials)
     memory = given.values["trial_memory"]
@@ -110,9 +112,9 @@ def _combinations(vary: str) -> list[dict[str, str]]:
     """Every choice of one value for each name; the last name varies fastest."""
     axes: dict[str, list[str]] = {}
     known = [name for name, one in RUN.items() if one.varies]
-    for word in vary.split():
+    for word in split(vary, " \t\n"):
         name, _, listed = word.partition("=")
-        values = listed.split(",")
+        values = listed.split(",") if "(" not in listed else split(listed, ",")
         if name not in known or not all(values) or len({*values}) < len(values) or name in axes:
             raise ValueError(
                 "--vary: expected NAME=VALUE,VALUE,... once for a name, with different values, "

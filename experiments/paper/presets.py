@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config.flag_rules import HYPERPARAMETERS, SERVERS
+from ..config.methods import HYPERPARAMETERS, SERVERS
 from ..config.run_flags import parse
 from ..config.sweep_flags import Trial, Trials, name_of
 

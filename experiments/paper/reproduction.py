@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ccfl_jax.runs import run_config
 
-from ..config.flag_rules import SERVERS
+from ..config.methods import SERVERS
 from ..config.sweep_flags import Trials
 from ..figures import canvas, curves
 from ..sweeps import results, runner, selection

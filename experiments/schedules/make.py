@@ -67,7 +67,7 @@ def make(request: Request) -> list[str]:
         written.append(log_file)
     else:
         log_file.unlink(missing_ok=True)  # of an overwritten schedule
-    title = f"{file.name}: {request.options.rule}, {config.dataset}, seed {config.seed}"
+    title = f"{file.name}: {request.options.world}, {config.dataset}, seed {config.seed}"
     clients = schedule.num_clients
     draw = partial(schedule_figure.draw, schedule, clients, picture, title, made.log, made.labels)
     if canvas.drawn(picture, draw):
@@ -112,9 +112,9 @@ def world(config: Config, options: Options) -> Made:
         parts.task(config.dataset, config.model, config.compute_dtype, train)
     )
     available, notes = None, []
-    if options.rule != "paper":
+    if options.world != "paper":
         available, notes = worlds.availability(options.availability, config, labels)
-    if options.rule == "clock":
+    if options.world == "clock":
         devices, of_file = worlds.devices(options, config, model_bytes)
         notes += of_file
         server, work = worlds.server(options, config), worlds.work(options, config, each)

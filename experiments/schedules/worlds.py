@@ -17,7 +17,14 @@ from ..config.schedule_flags import Options
 
 # One generator each, the ASCII codes of four letters: phases of cyclic, zones of diurnal.
 _PHASE_STREAM, _ZONE_STREAM = 0x50484153, 0x5A4F4E45
-_LAWS = ("step", "download", "upload", "task", "extra")
+# The argument of `draw_devices` -> the flag of its distribution.
+_LAWS = {
+    "step": "step",
+    "download": "download_time",
+    "upload": "upload_time",
+    "task": "task",
+    "extra": "extra",
+}
 _TRACES = {
     "fedscale": traces.read_fedscale_availability,
     "flash": traces.read_flash,
@@ -46,7 +53,7 @@ def devices(options: Options, config: Config, model_bytes: int) -> tuple[Devices
         ValueError, OSError: for numbers out of range, and a file that cannot be read or has too
             few devices.
     """
-    laws = {name: distribution(name, getattr(options, name)) for name in _LAWS}
+    laws = {name: distribution(flag, getattr(options, flag)) for name, flag in _LAWS.items()}
     count, file = config.num_clients, options.capacity
     if file is None:
         return speed.draw_devices(config.seed, count, **laws), []

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ccfl_jax.runs import metrics
 
+from ..config.methods import name_of
 from ..config.plot_flags import AXES
 from ..figures.curves import Rows
 from . import results, selection
@@ -36,13 +37,14 @@ def _of_run(folder: Path, x: str) -> dict[str, list[Rows]]:
 def _of_sweep(folder: Path, x: str) -> dict[str, list[Rows]]:
     """method -> the rows of the seeds of its chosen setting."""
     every, found = results.read_all(folder), {}
-    for server, choice in selection.choices(every).items():
-        own = [one for one in every if one.config["server"] == server]
+    for method, choice in selection.choices(every).items():
+        own = [one for one in every if name_of(one.config) == method]
         members = selection.settings(own).get(choice.chosen, [])
         for one in members:
             _check_drawn(one.rows, folder / one.name, x)
         if members:
-            found[choice.chosen.removeprefix("server=")] = [one.rows for one in members]
+            name = choice.chosen.removeprefix("server=").removeprefix("method=")
+            found[name] = [one.rows for one in members]
     if not found:
         raise ValueError(
             f"{folder}: expected at least one method with a finished trial, found none"

@@ -178,8 +178,8 @@ def _train_alike(members: Trials, sweep: _Sweep) -> Iterator[Record]:
     limit = "" if budget is None else f" of {budget / 1e6:.3g} MB"
     count = task_data.mesh.size
     say(
-        f"program   {first.server}, {first.rounds} rounds: {len(members)} trials, {together} at "
-        f"once on each of {count} devices; {nbytes / 1e6:.3g} MB a trial{limit}"
+        f"program   {first.method or first.server}, {first.rounds} rounds: {len(members)} trials, "
+        f"{together} at once on each of {count} devices; {nbytes / 1e6:.3g} MB a trial{limit}"
     )
     begun = [names for names in sweep.begun if names[0] in members]
     rest = [name for name in members if not any(name in names for names in begun)]

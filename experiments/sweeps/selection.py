@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from ..config.methods import name_of
 from .results import Record
 
 PartName = Literal["train", "test"]
@@ -69,11 +70,11 @@ def best(records: Sequence[Record], part: PartName = "train") -> str | None:
 
 
 def choices(records: Sequence[Record]) -> dict[str, Choice]:
-    """The choice for each server method."""
+    """The choice for each method."""
     found: dict[str, list[Record]] = {}
     for one in records:
-        found.setdefault(one.config["server"], []).append(one)
-    return {server: _choice(members) for server, members in found.items()}
+        found.setdefault(name_of(one.config), []).append(one)
+    return {method: _choice(members) for method, members in found.items()}
 
 
 def _choice(members: Sequence[Record]) -> Choice:
@@ -136,7 +137,7 @@ def by_value(
     points: dict[str, dict[float, list[float]]] = {}
     base: dict[str, list[float]] = {}
     for one in records:
-        server, value = one.config["server"], one.config[name]
+        server, value = name_of(one.config), one.config[name]
         found = tail_mean(one, "test")
         found = float("nan") if found is None else found
         if value is None:

@@ -9,6 +9,7 @@ from ccfl_jax.io.files import as_json
 from ccfl_jax.runs import metrics, run_config
 from ccfl_jax.runs.metrics import Row
 
+from ..config.methods import name_of
 from . import results, selection
 from .lines import is_sweep
 from .results import Record
@@ -36,7 +37,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
     config: Any = as_json(path.read_bytes(), path)
     try:
         where = config["environment"]
-        own = {"method": f"{config['server']:s}", "server_lr": f"{config['server_lr']:g}"}
+        own = {"method": f"{name_of(config):s}", "server_lr": f"{config['server_lr']:g}"}
         device = f"{where['devices']:d} x {where['device']:s}"
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
@@ -56,10 +57,9 @@ def _of_run(folder: Path) -> dict[str, Any]:
 
 def _of_setting(members: Sequence[Record]) -> dict[str, Any]:
     config = members[0].config
-    own = {"method": config["server"], "server_lr": f"{config['server_lr']:g}"}
-    others = {
-        n: v for n, v in members[0].varied.items() if n not in ("server", "server_lr", "seed")
-    }
+    own = {"method": name_of(config), "server_lr": f"{config['server_lr']:g}"}
+    named = ("server", "method", "server_lr", "seed")
+    others = {n: v for n, v in members[0].varied.items() if n not in named}
     rows = [one.rows[-1] for one in members if one.rows]
     if len(rows) < len(members):
         return {**own, **others, "test score": "failed"}

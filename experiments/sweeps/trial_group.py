@@ -17,7 +17,7 @@ from ccfl_jax.engine import load_balancing
 from ccfl_jax.runs import metrics
 
 from ..config.run_flags import RUN, Config
-from ..training import devices, journal, parts
+from ..training import devices, journal, method, parts
 from ..training.train_loop import Part, Program
 
 
@@ -49,7 +49,7 @@ class Group(NamedTuple):
         history: the length of each one's history.
         schedule: `schedule(config)`: the schedule of a trial; made once for a seed.
         round_at: `parts.round_at`; one object, so that it is compiled once.
-        first_states: `first_states(rates, keys)`, both `[trials]`: the states before round 0.
+        first_states: `first_states(numbers, keys)`, both `[trials]`: the states before round 0.
         task_data: of all of them.
     """
 
@@ -64,8 +64,8 @@ class Group(NamedTuple):
 def shared(config: Config) -> tuple:
     """The settings that trials of one program have in common, hashable."""
     every = dataclasses.asdict(config)
-    same = tuple((n, v) for n, v in every.items() if n == "server" or not RUN[n].varies)
-    return (*same, parts.source(config))
+    same = tuple((n, v) for n, v in every.items() if not RUN[n].varies)
+    return (*same, *method.program(config), parts.source(config))
 
 
 def data_settings(config: Config) -> Config:
@@ -109,7 +109,7 @@ def at_once(group: Group, memory: float | None) -> tuple[int, int, float | None]
     """
     config, device = group.config, group.task_data.mesh.devices.flat[0]
     first = partial(parts.first_state, config, group.task_data.task, group.history)
-    state = jax.eval_shape(first, parts.rates(config), jax.random.key(0))._replace(key=())
+    state = jax.eval_shape(first, method.numbers(config), jax.random.key(0))._replace(key=())
     held, model = metrics.model_bytes(state), metrics.model_bytes(state.params)
     parameters = sum(a.size for a in jax.tree.leaves(state.params))
     lanes = config.lanes or load_balancing.lanes(device.platform, parameters, config.buffer_size, 1)
@@ -122,13 +122,13 @@ def at_once(group: Group, memory: float | None) -> tuple[int, int, float | None]
 
 def like(group: Group, trials: Sequence) -> ccfl.State:
     """Equal states of as many trials."""
-    rates = jax.tree.map(lambda a: np.repeat(a, len(trials)), parts.rates(group.config))
-    return group.first_states(rates, _keys([0] * len(trials)))
+    numbers = _numbers([group.config] * len(trials))
+    return group.first_states(numbers, _keys([0] * len(trials)))
 
 
 def start(group: Group, configs: Sequence[Config]) -> journal.Progress:
     """The progress of trials before round 0."""
-    states = group.first_states(_rates(configs), _keys([config.seed for config in configs]))
+    states = group.first_states(_numbers(configs), _keys([config.seed for config in configs]))
     return journal.start(states, len(configs))
 
 
@@ -138,13 +138,13 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
     # Repeated here and not in every piece: the states then stay on their devices.
     places = np.minimum(np.arange(len(configs) + -len(configs) % mesh.size), len(configs) - 1)
     filled = [configs[k] for k in places]
-    rates = _rates(filled)
+    numbers = _numbers(filled)
     alike = len({config.seed for config in configs}) == 1
     schedules = [group.schedule(config) for config in (filled[:1] if alike else filled)]
     lists = zip(*map(group.task_data.owners, filled[:1] if alike else filled), strict=True)
     lists = [jnp.asarray(a[0] if alike else np.stack(a), jnp.int32) for a in lists]
     data = ccfl.FederatedData(group.task_data.data, *lists)
-    round_fn = Partial(group.round_at, rates)
+    round_fn = Partial(group.round_at, numbers)
 
     def rest(first: int) -> list[Part]:
         return [([one.rounds(first, one.num_rounds) for one in schedules], data)]
@@ -157,17 +157,24 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
 
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], float]]:
         found = ccfl.evaluate_trials(task, states.params, group.task_data.test, mesh=mesh)
-        shares = parts.adaptive_shares(rates, states)
+        shares = parts.adaptive_shares(numbers, states)
         return [
             ({name: float(a[k]) for name, a in found.items()}, float(shares[k]))
             for k in range(len(configs))
         ]
 
-    return Program(group.config, schedules, parts.model_bytes(task), rest, advance, evaluate)
+    return Program(
+        group.config,
+        schedules,
+        method.sent_bytes(group.config, parts.model(task)),
+        rest,
+        advance,
+        evaluate,
+    )
 
 
-def _rates(configs: Sequence[Config]) -> parts.Rates:
-    return jax.tree.map(lambda *a: np.stack(a), *map(parts.rates, configs))
+def _numbers(configs: Sequence[Config]) -> method.Numbers:
+    return jax.tree.map(lambda *a: np.stack(a), *map(method.numbers, configs))
 
 
 def _keys(seeds: list[int]) -> jax.Array:

@@ -3,10 +3,10 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 import ccfl_jax as ccfl
 from ccfl_jax import models
@@ -16,10 +16,10 @@ from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
 from ccfl_jax.runs import metrics, provenance
 
 from ..config.flag import INT32_MAX
-from ..config.flag_rules import MODELS, OF_STACKOVERFLOW, SERVERS
+from ..config.flag_rules import MODELS, OF_STACKOVERFLOW
 from ..config.run_flags import Config
-
-Rates = dict[str, np.ndarray | jax.Array]  # name -> float32 scalar, or `[trials]`
+from . import method
+from .method import Numbers
 
 
 def source(config: Config) -> tuple:
@@ -63,7 +63,7 @@ def schedule(config: Config) -> tuple[ccfl.Schedule, int]:
 
 def drawn_schedule(config: Config, available: Iterable[np.ndarray] | None = None) -> ccfl.Schedule:
     """The paper's random schedule; `available`: a bool `[clients]` for each round."""
-    return ccfl.random_schedule(
+    drawn = ccfl.random_schedule(
         config.seed,
         config.rounds,
         config.num_clients,
@@ -73,6 +73,9 @@ def drawn_schedule(config: Config, available: Iterable[np.ndarray] | None = None
         randomness=config.randomness,
         available=available,
     ).replace(work_unit=config.work_unit)
+    if config.work == "fixed":
+        drawn = drawn.replace(work=np.full_like(drawn.work, config.local_work))
+    return drawn
 
 
 def _check_saved(config: Config, found: ccfl.Schedule, path: str) -> None:
@@ -171,22 +174,8 @@ def task(dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarr
     )
 
 
-def rates(config: Config) -> Rates:
-    """The numbers that are arguments of the compiled round: one program for all their values."""
-    names = ("local_lr", "server_lr", *SERVERS[config.server])
-    return {name: np.float32(getattr(config, name)) for name in names}
-
-
-def server(config: Config, rates: Rates) -> optax.GradientTransformation:
-    """The server optimiser with the numbers of `rates`, which may be traced."""
-    if config.server == "cc_fedavg":
-        return ccfl.cc_fedavg()
-    hyperparameters = {name: rates[name] for name in SERVERS[config.server]}
-    return getattr(ccfl, config.server)(rates["server_lr"], **hyperparameters)
-
-
 def first_state(
-    config: Config, task: ccfl.Task, history: int, rates: Rates, key: jax.Array
+    config: Config, task: ccfl.Task, history: int, numbers: Numbers, key: jax.Array
 ) -> ccfl.State:
     """The state before round 0, with a history of `history` models.
 
@@ -194,45 +183,56 @@ def first_state(
         ValueError: if a device cannot hold that history.
     """
     _check_history(config, task, history)
-    return ccfl.init_state(task, server(config, rates), key, history)
+    own = method.made(config, numbers)
+    return ccfl.init_state(
+        task, own.server, key, history, own.aggregate, own.rule, config.num_clients
+    )
 
 
 def model_bytes(task: ccfl.Task) -> int:
     """Bytes of one model's parameters."""
-    return metrics.model_bytes(jax.eval_shape(task.init, jax.random.key(0)))
+    return metrics.model_bytes(model(task))
+
+
+def model(task: ccfl.Task) -> Any:
+    """The shapes of one model's parameters."""
+    return jax.eval_shape(task.init, jax.random.key(0))
 
 
 def _check_history(config: Config, task: ccfl.Task, history: int) -> None:
     """Raises ValueError for a history larger than a device, for which XLA may wait endlessly."""
-    model = model_bytes(task)
+    size = model_bytes(task)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host)
-    if history * model <= room:
+    if history * size <= room:
         return
-    fits = f"(models of {model / 1e6:.3g} MB on a device of {room / 1e6:.3g} MB)"
+    fits = f"(models of {size / 1e6:.3g} MB on a device of {room / 1e6:.3g} MB)"
     if config.schedule_file is not None:
         raise ValueError(
-            f"--schedule_file: expected a history of at most {room // model} models {fits}, found "
+            f"--schedule_file: expected a history of at most {room // size} models {fits}, found "
             f"{history}"
         )
     raise ValueError(
-        f"--max_delay: expected at most {max(room // model - 1, 0)} {fits}, found {history - 1}"
+        f"--max_delay: expected at most {max(room // size - 1, 0)} {fits}, found {history - 1}"
     )
 
 
 def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) -> Callable:
-    """`round_at(rates, state, slots, data) -> (state, info)`: one round with these rates."""
+    """`round_at(numbers, state, slots, data) -> (state, info)`: one round with these numbers."""
 
-    def run(rates: Rates, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
+    def run(numbers: Numbers, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
+        own = method.made(config, numbers)
         round_fn = ccfl.build_round(
             task,
-            server(config, rates),
-            rates["local_lr"],
+            own.server,
+            own.local,
             batch_size=config.batch_size,
             work_unit=config.work_unit,
             normalise=config.normalise,
             lanes=config.lanes,
             mesh=mesh,
+            aggregate=own.aggregate,
+            rule=own.rule,
         )
         return round_fn(state, slots, data)
 
@@ -240,9 +240,9 @@ def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) ->
 
 
 @jax.jit
-def adaptive_share(rates: Rates, state: ccfl.State) -> jax.Array:
+def adaptive_share(numbers: Numbers, state: ccfl.State) -> jax.Array:
     """`server_optimizers.adaptive_share` of a run's state; nan for a method without one."""
-    return servers.adaptive_share(state.server, rates.get("eps", 0.0))
+    return servers.adaptive_share(state.server, numbers.get("eps", 0.0))
 
 
 adaptive_shares = jax.jit(jax.vmap(adaptive_share))  # of trials

@@ -8,10 +8,12 @@ import numpy as np
 from ccfl_jax.runs import metrics
 from ccfl_jax.runs.metrics import Row
 
-from ..config.flag_rules import SERVERS
+from ..config.methods import FORMS, SERVERS
 from ..config.run_flags import Config
 from . import theorem_report
 from .run_setup import Job
+
+_ADAPTS = 0.01  # share of coordinates, below which a server is momentum in all but name
 
 
 def is_short(rows: list[Row], config: Config) -> bool:
@@ -26,9 +28,10 @@ def header(job: Job) -> str:
     leaves = jax.tree.leaves(state.params)
     history = sum(leaf.nbytes for leaf in jax.tree.leaves(state.history.models))
     alpha = "" if config.alpha is None else f" alpha {config.alpha:g}"
-    method = [
-        f"{name} {getattr(config, name):g}" for name in ("server_lr", *SERVERS[config.server])
-    ]
+    numbers = [name for name in ("server_lr", *SERVERS[config.server]) if name != "local_lr"]
+    method = [config.server] if config.method not in (None, config.server) else []
+    method += [f"{name} {getattr(config, name):g}" for name in numbers]
+    method += [f"{flag} {getattr(config, flag)}" for flag in FORMS if getattr(config, flag)]
     devices = sorted(leaves[0].sharding.device_set, key=lambda device: device.id)
     return "\n".join(
         [
@@ -37,9 +40,9 @@ def header(job: Job) -> str:
             f"{_streamed(job)}",
             f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
             f"{np.median(sizes):g}, max {sizes.max()}{_left_out(job)}",
-            f"local     1 to {int(config.most_work)} {config.work_unit} of SGD, rate "
-            f"{config.local_lr:g}, batch {config.batch_size}; delta divided by {config.normalise}",
-            f"method    {config.server}: {', '.join(method)}",
+            f"local     {_local(config)}, batch {config.batch_size}; delta divided by "
+            f"{config.normalise}",
+            f"method    {config.method or config.server}: {', '.join(method)}",
             f"rounds    {config.rounds} of {config.buffer_size} uploads, staleness up to "
             f"{_oldest(job)}; evaluation every {config.eval_every}",
             f"model     {config.model}: {sum(leaf.size for leaf in leaves)} parameters; history of "
@@ -51,8 +54,8 @@ def header(job: Job) -> str:
     )
 
 
-def summary(rows: list[Row]) -> str:
-    """Lines on the result, the speed and, for a diverged run, on that."""
+def summary(rows: list[Row], config: Config) -> str:
+    """Lines on the result, the speed, and on a run that diverged or whose server did not adapt."""
     last, seconds = rows[-1], rows[-1]["seconds"] or math.nan
     score = metrics.score_name(last)
     scored = [row for row in rows if row[f"test_{score}"] is not None]
@@ -67,7 +70,22 @@ def summary(rows: list[Row]) -> str:
     if last["diverged"]:
         loss = _number(last["test_loss"])
         lines.append(f"DIVERGED  test loss {loss} after {last['round']} rounds")
+    shares = [row["adaptive_share"] for row in rows if row.get("adaptive_share") is not None]
+    if config.eps and shares and max(shares) < _ADAPTS and not last["diverged"]:
+        lines.append(
+            f"MOMENTUM  {config.server} adapted at {max(shares):.3f} of the coordinates at most (a "
+            f"root above eps {config.eps:g}): it was momentum at rate server_lr / eps = "
+            f"{config.server_lr / config.eps:.3g}; with a smaller --eps, and --server_lr, it adapts"
+        )
     return "\n".join(lines)
+
+
+def _local(config: Config) -> str:
+    """The work of a client, and its optimiser."""
+    work = f"{'' if config.work == 'fixed' else '1 to '}{int(config.most_work)} {config.work_unit}"
+    if (config.local or "").startswith("adam"):  # the rate is in brackets
+        return f"{work} of {config.local}"
+    return f"{work} of {config.local or 'SGD'}, rate {config.local_lr:g}"
 
 
 def _oldest(job: Job) -> int:

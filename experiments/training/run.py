@@ -67,11 +67,11 @@ def _is_due(config: Config):
 
 def _show(job: Job, rows: list[Row]) -> None:
     path = Path(job.config.out_dir) / "curves.png"
-    title = f"{job.config.dataset}, {job.config.server}"
+    title = f"{job.config.dataset}, {job.config.method or job.config.server}"
     draw = partial(curves.draw_curves, rows, path, title)
     is_new = len(rows) > len(job.progress.rows[0]) or not path.exists()
     is_drawn = canvas.drawn(path, draw) if is_new else True
-    print(report.summary(rows))
+    print(report.summary(rows, job.config))
     if report.is_short(rows, job.config):
         print(f"stopped   --resume --out_dir={job.config.out_dir} continues it")
     if is_drawn:

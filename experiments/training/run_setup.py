@@ -18,7 +18,7 @@ from ccfl_jax.runs import checkpoints as saving
 from ccfl_jax.runs import metrics, provenance, run_config
 
 from ..config.run_flags import Config, free
-from . import devices, journal, parts
+from . import devices, journal, method, parts
 from .journal import Journal, Progress
 from .train_loop import Part, Program, is_over
 
@@ -116,13 +116,14 @@ def close(job: Job) -> None:
 
 
 def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
+    method.made(config, method.numbers(config))  # refuses bad numbers before anything is read
     schedule, history = parts.schedule(config)
     train, test, left_out = parts.load(*parts.source(config))
     owners = parts.owners(config, train)
     task = parts.task(config.dataset, config.model, config.compute_dtype, train)
     # As one program, which the compilation cache keeps, and not op by op.
     first_state = jax.jit(partial(parts.first_state, config, task, history))
-    state = first_state(parts.rates(config), jax.random.key(config.seed))
+    state = first_state(method.numbers(config), jax.random.key(config.seed))
     origin = provenance.of_process() | parts.client_digest(config, owners)
     origin |= parts.data_digests(parts.source(config), train, test)
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
@@ -135,8 +136,8 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
 
 
 def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) -> Program:
-    schedule, task, rates = problem.schedule, problem.task, parts.rates(config)
-    round_fn = jax.tree_util.Partial(parts.round_at(config, task, problem.mesh), rates)
+    schedule, task, numbers = problem.schedule, problem.task, method.numbers(config)
+    round_fn = jax.tree_util.Partial(parts.round_at(config, task, problem.mesh), numbers)
 
     def rest(first: int) -> list[Part]:
         left = schedule.rounds(first, config.rounds)
@@ -152,9 +153,11 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
 
     def evaluate(state: ccfl.State) -> list:
         test = ccfl.evaluate(task, state.params, problem.test)
-        return [(test, float(parts.adaptive_share(rates, state)))]
+        return [(test, float(parts.adaptive_share(numbers, state)))]
 
-    return Program(config, [schedule], parts.model_bytes(task), rest, advance, evaluate)
+    return Program(
+        config, [schedule], method.sent_bytes(config, parts.model(task)), rest, advance, evaluate
+    )
 
 
 def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:
@@ -217,7 +220,7 @@ def _start(config: Config, problem: Problem) -> Job:
 def _numbered_folder(config: Config) -> Path:
     """Makes the first of runs/DATASET-SERVER-001, -002, ... that does not exist."""
     for number in itertools.count(1):
-        folder = Path("runs") / f"{config.dataset}-{config.server}-{number:03d}"
+        folder = Path("runs") / f"{config.dataset}-{config.method or config.server}-{number:03d}"
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

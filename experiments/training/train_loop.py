@@ -27,7 +27,7 @@ class Program(NamedTuple):
     Attributes:
         config: their common settings.
         schedules: of each trial, or one for all of them.
-        model_bytes: of one model.
+        sent: bytes that a client sends and receives in a visit.
         parts: `parts(first)`: the schedules from round `first` on with the samples, whole or in
             consecutive parts.
         advance: `advance(states, schedules, data) -> (states, infos [trials, rounds, ...])`.
@@ -36,7 +36,7 @@ class Program(NamedTuple):
 
     config: Config
     schedules: list[ccfl.Schedule]
-    model_bytes: int
+    sent: tuple[int, int]
     parts: Callable[[int], Iterable[Part]]
     advance: Callable[..., tuple[ccfl.State, ccfl.Info]]
     evaluate: Callable[[ccfl.State], list[tuple[dict[str, float], float]]]
@@ -187,7 +187,7 @@ def _evaluate(
         if progress.infos is None:
             row = metrics.first_row(test, compiled or 0.0, schedule.time is not None)
         else:
-            run = metrics.Run(schedule, program.model_bytes, config.max_rejected)
+            run = metrics.Run(schedule, program.sent, config.max_rejected)
             info = jax.tree.map(lambda a, k=k: a[k], progress.infos)
             seconds = progress.seconds / trials
             row = metrics.next_row(progress.rows[k], run, info, test, seconds, compiled)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from experiments.config.run_flags import RUN
-from experiments.training import parts
+from experiments.training import method, parts
 
 _PROGRAM = [n for n, one in RUN.items() if one.may_change == "never" and not one.varies]
 
@@ -20,7 +20,8 @@ def shared_programs(quickly_compiled):
         return kept.setdefault(key, task(dataset, model, dtype, train))
 
     def round_once(config, task, mesh):
-        key = *(getattr(config, n) for n in (*_PROGRAM, "server", "lanes")), task, mesh
+        own = *method.program(config), *(getattr(config, n) for n in (*_PROGRAM, "lanes"))
+        key = *own, task, mesh
         return kept.setdefault(key, round_at(config, task, mesh))
 
     with pytest.MonkeyPatch.context() as patch:

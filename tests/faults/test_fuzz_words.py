@@ -75,7 +75,7 @@ OF_SCHEDULE = schedule_flags.SCHEDULE
 LAW = st.sampled_from(["constant(2)", "log_normal(0,1)", "pareto", "uniform( 1 ,2)"])
 MODEL = st.sampled_from(["always", "diurnal", "cyclic(9,1e-3)", "csv(a b)", "label(5)"])
 NONSENSE = st.text("(),.0123456789 ab=", max_size=12)
-SECONDS = st.sampled_from(["step", "download", "upload", "task", "extra"])
+SECONDS = st.sampled_from(["step", "download_time", "upload_time", "task", "extra"])
 SCHEDULE_WORDS = st.builds(
     lambda *parts: [word for part in parts for word in part],
     st.sampled_from([["--file=a.npz", "--dataset=digits", "--model=mlp"]] * 5 + [["--show=a.npz"]]),

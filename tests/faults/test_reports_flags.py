@@ -58,7 +58,7 @@ def test_nf_24_in_flag_files_and_in_front_of_them_too(home):
 
 def test_nf_24_no_folder_named_tilde_is_made(home, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("experiments.figures.schedule_figure.draw", lambda *args: None)
-    made = [*SMALL[:4], "--rounds=3", "--rule=paper", "--file=~/s.npz"]
+    made = [*SMALL[:4], "--rounds=3", "--world=paper", "--file=~/s.npz"]
     said = ended(0, capsys, schedule.main, "schedule", *made).out
     assert f"written   {home}/s.npz" in said
     ended(0, capsys, schedule.main, "schedule", "--show=~/s.npz", "--overwrite")

@@ -138,7 +138,7 @@ def test_nf_38_so_may_those_of_sweeps_and_schedules(tmp_path, capsys, name):
     place = tmp_path / name
     small = [one for one in line(*SIX) if "max_delay" not in one][1:]
     made = [one for one in small if one not in ("--devices=1", "--noprogress")]
-    ended(0, capsys, schedule.main, "schedule", "--rule=paper", *made, f"--file={place}/s.npz")
+    ended(0, capsys, schedule.main, "schedule", "--world=paper", *made, f"--file={place}/s.npz")
     file = place / "s.npz" if name != "{seed}" else tmp_path / "0" / "s.npz"  # what stands for it
     assert file.exists()
     argv = [*small, f"--schedule_file={place}/s.npz", "--vary=seed=0", f"--out_dir={place}/b"]

@@ -37,7 +37,7 @@ def _schedule(rounds, time=None):
 
 def _next_row(info, max_rejected=None, test=_TEST, **changes):
     before = {**metrics.first_row(_TEST, 2.0), **changes}
-    run = metrics.Run(_schedule(16), 40, max_rejected)
+    run = metrics.Run(_schedule(16), (40, 50), max_rejected)
     return metrics.next_row([before], run, info, test, 0.5, None)
 
 
@@ -121,7 +121,7 @@ def test_next_row_means_and_sums():
         "test_loss": 1.5, "test_accuracy": 0.25, "participants": 4, "rejected": 2,
         "rejected_clients": {"9": 2},  # in the last slot of the first, in the first of the second
         "mean_staleness": 2 / 6, "mean_steps": 21 / 6, "client_updates": 4 + 6,
-        "samples": 1000 + 210, "bytes_sent": (4 + 6) * 40, "bytes_received": (4 + 6) * 40,
+        "samples": 1000 + 210, "bytes_sent": (4 + 6) * 40, "bytes_received": (4 + 6) * 50,
         "virtual_time": None, "seconds": 2.5, "compile_seconds": None,
         "diverged": False, "diverged_at": None,
     }  # fmt: skip
@@ -168,7 +168,7 @@ def test_bytes_and_virtual_time_add_up_over_rows_on_disk(tmp_path, pieces):
     """Each row is made from those read back, as by a run that is stopped after every row."""
     rng = np.random.default_rng(0)
     present, time = rng.random((12, 3)) < 0.6, np.cumsum(rng.exponential(50.0, 12))
-    run = metrics.Run(_schedule(12, time), 3_000_000_001)  # one upload is more than an int32
+    run = metrics.Run(_schedule(12, time), (3_000_000_001, 3))  # more than an int32
     metrics.append_rows(tmp_path, [metrics.first_row(_TEST, 2.0, has_clock=True)])
     for stop in np.cumsum(pieces):
         rows = metrics.read_rows(tmp_path)
@@ -182,18 +182,18 @@ def test_bytes_and_virtual_time_add_up_over_rows_on_disk(tmp_path, pieces):
         info = _info(**of_round, **slots, **came, **counts)
         metrics.append_rows(tmp_path, [metrics.next_row(rows, run, info, _TEST, 1.0, None)])
     rows, ends = metrics.read_rows(tmp_path), np.array([0, *np.cumsum(pieces)])
-    nbytes = np.array([present[:end].sum(dtype=np.int64) for end in ends]) * 3_000_000_001
-    assert [row["bytes_sent"] for row in rows] == nbytes.tolist()
-    assert [row["bytes_received"] for row in rows] == nbytes.tolist()
+    uploads = np.array([present[:end].sum(dtype=np.int64) for end in ends])
+    assert [row["bytes_sent"] for row in rows] == (uploads * 3_000_000_001).tolist()
+    assert [row["bytes_received"] for row in rows] == (uploads * 3).tolist()
     assert [row["virtual_time"] for row in rows] == [0.0, *time[ends[1:] - 1].tolist()]
 
 
 def test_a_record_without_the_new_columns_goes_on_with_them():
-    """Rows of an earlier version: 4 client updates before, six more, 40 bytes each."""
+    """Rows of an earlier version: 4 client updates before, six more, 40 and 50 bytes each."""
     old = metrics.first_row(_TEST, 2.0) | {"client_updates": 4}
     old = {n: v for n, v in old.items() if not n.startswith("bytes") and n != "virtual_time"}
-    row = metrics.next_row([old], metrics.Run(_schedule(2), 40), _info(), _TEST, 0.5, None)
-    assert (row["bytes_sent"], row["bytes_received"], row["virtual_time"]) == (400, 400, None)
+    row = metrics.next_row([old], metrics.Run(_schedule(2), (40, 50)), _info(), _TEST, 0.5, None)
+    assert (row["bytes_sent"], row["bytes_received"], row["virtual_time"]) == (400, 500, None)
 
 
 def test_bytes_of_a_model():

@@ -129,3 +129,7 @@ def test_pieces_refuse_what_they_cannot_do():
     refused(message, run, busy(), ccfl.cc_fedavg(), rule=terms.weighted(terms.by_samples, by_size))
     message = "aggregate: expected uploads of equal weight, found weighted ones (the rule's)"
     refused(message, run, busy(), ccfl.cc_fedavg(), rule=by_size, aggregate=systems.median())
+    nova, aggregate = systems.fednova()
+    message = "sending: expected a rule whose uploads are like the parameters, found others"
+    sent = terms.sending(optax.identity(), nova)
+    refused(message, run, busy(), ccfl.cc_fedavg(), rule=sent, aggregate=aggregate)

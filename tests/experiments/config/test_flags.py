@@ -12,7 +12,7 @@ from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.data import NUM_CLASSES
-from experiments.config import flag, flag_rules, run_flags
+from experiments.config import flag, flag_rules, methods, run_flags
 from experiments.config.run_flags import RUN
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ def test_defaults_are_the_papers():
         **{"normalise": "steps", "compute_dtype": "float32", "initial_accumulator": 0.0},
         **{"server": "cc_fedams", "server_lr": 0.1, "b1": 0.9, "b2": 0.99, "eval_every": 10},
         **{"keep_checkpoints": 2, "resume": False, "overwrite": False, "progress": True},
-        **{"compilation_cache": "~/.cache/ccfl_jax", "accept_changed": ""},
+        **{"compilation_cache": "~/.cache/ccfl_jax", "accept_changed": "", "work": "random"},
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         _parse("--server_lr=0.1").seed = 1
@@ -79,7 +79,7 @@ _RATES = ["local_lr", "server_lr", "eps", "initial_accumulator"]
 _ABOVE_0 = ["alpha", "randomness", "data_memory", "smoothness", "gradient_bound"]
 _FLOATS = [*_ABOVE_0, "b1", "b2", *_RATES]
 _COUNT, _SEED = "an integer from 1 to 2147483647", "an integer from 0 to 4294967295"
-_SERVERS = "cc_fedavg, cc_fedsgd, cc_fedavgm, cc_fedadagrad, cc_fedadam, cc_fedams"
+_SERVERS = ", ".join(methods.SERVERS)
 
 
 @pytest.mark.parametrize(("name", "value", "expected", "found"), [
@@ -98,7 +98,7 @@ _SERVERS = "cc_fedavg, cc_fedsgd, cc_fedavgm, cc_fedadagrad, cc_fedadam, cc_feda
     ("seed", "4294967296", _SEED, "4294967296"),
     ("seed", "None", _SEED, "'None'"),
     ("server", "cc_fedams ", _SERVERS, "'cc_fedams '; did you mean cc_fedams?"),
-    ("server", "yogi", _SERVERS, "'yogi'"),
+    ("server", "yogi", _SERVERS, "'yogi'; did you mean fedyogi?"),
     ("model", "CNN ", "mlp, logistic, cnn", "'CNN '; did you mean cnn?"),
     ("resume", "Flase", "given, or with `no` before its name", "'Flase'"),
     ("out_dir", " ", "a path", "' '"),
@@ -191,9 +191,12 @@ def test_local_work_is_taken_exactly_where_the_schedule_takes_it(local_epochs, r
 
 
 def test_servers_and_datasets_are_those_of_the_library():
-    for server, names in flag_rules.SERVERS.items():
-        parameters = list(inspect.signature(getattr(ccfl, server)).parameters)
-        assert parameters == ([] if server == "cc_fedavg" else ["learning_rate", *names])
+    for server, names in methods.SERVERS.items():
+        function = getattr(ccfl, server, None) or getattr(ccfl.systems, server)
+        parameters = {*inspect.signature(function).parameters}
+        if server == "fadas":  # the moments' are passed on
+            parameters = {"learning_rate", *inspect.signature(ccfl.cc_fedams).parameters}
+        assert parameters - {"nesterov"} == ({"learning_rate", *names} if parameters else set())
     assert set(flag_rules.DATASETS) == set(NUM_CLASSES)
 
 
@@ -218,5 +221,6 @@ _ALWAYS = {
 def test_what_may_change_and_what_a_sweep_may_vary():
     assert run_flags.free(a_run=False) == _ALWAYS
     assert run_flags.free(a_run=True) == _ALWAYS | {"rounds", "eval_every", "max_rejected"}
-    varied = {"local_lr", "seed", "server", "server_lr", *flag_rules.HYPERPARAMETERS}
+    varied = {"local_lr", "seed", "server", "server_lr", "method", *methods.FORMS}
+    varied |= {*methods.HYPERPARAMETERS}
     assert {name for name, one in RUN.items() if one.varies} == varied

@@ -11,7 +11,7 @@ from experiments.config import schedule_flags
 from experiments.schedules import make
 
 BASE = [*SMALL[:4], "--rounds=40", "--step=log_normal(0,1,10)"]
-_NPZ, _RULE = "NAME.npz, other than NAME.log.npz", "--file=a.npz --rule"
+_NPZ, _RULE = "NAME.npz, other than NAME.log.npz", "--file=a.npz --world"
 _RATE = "--rate: expected none with replace, a number with constant, poisson, found"
 _DIGITS, _STEP = "--file=a.npz --dataset=digits --model=mlp", "--step=constant(-1)"
 _TAGS = "--file=a.npz --dataset=stackoverflow --data_dir=x --model=tags --partition=natural"
@@ -27,15 +27,15 @@ def run(*args):
     ("--file=a.png", f"--file: expected {_NPZ}, found 'a.png'"),
     ("--file=a.log.npz", f"--file: expected {_NPZ}, found 'a.log.npz'"),
     ("--show=a.txt", f"--show: expected {_NPZ}, found 'a.txt'"),
-    ("--show=a.npz --rule=clock", "--show: expected with --num_clients, ... with --rule"),
+    ("--show=a.npz --world=clock", "--show: expected with --num_clients, ... with --world"),
     ("--show=nowhere.npz", "schedule file nowhere.npz: No such file or directory"),
     ("--step=lognormal(1)", "--step: expected constant(value), ..., found 'lognormal(1)'; ..."),
     ("--availability=label", "--availability: expected always, ..., found 'label'; ..."),
     ("--work_correlation=2", "--work_correlation: expected a number from -1 to 1, found 2.0"),
-    (f"{_RULE}=paper --availability=always", "--availability: expected with ... --rule=paper"),
-    (f"{_RULE}=rounds --step=constant(1)", "--step: expected with clock, ... --rule=rounds"),
+    (f"{_RULE}=paper --availability=always", "--availability: expected with ... --world=paper"),
+    (f"{_RULE}=rounds --step=constant(1)", "--step: expected with clock, ... --world=rounds"),
     (f"{_RULE}=clock --round_seconds=1", "--round_seconds: expected with rounds, ...=clock"),
-    (f"{_RULE}=clock --max_delay=1", "--max_delay: expected with paper, ... --rule=clock"),
+    (f"{_RULE}=clock --max_delay=1", "--max_delay: expected with paper, ... --world=clock"),
     ("--file=a.npz --rate=1", f"{_RATE} 1.0 with --start=replace"),
     ("--file=a.npz --start=poisson", f"{_RATE} None with --start=poisson"),
     ("--file=a.npz --on_timeout=skip", "--on_timeout: expected with --timeout, found without"),
@@ -60,7 +60,7 @@ def test_presets_are_words_of_the_command(name):
     """Training's words too, as the last one's max_delay; a server rate is not needed."""
     line = [f"--preset={name}", "--file=a{seed}.npz", "--seed=7"]
     asked = schedule_flags.parse_schedule(["schedule", *line])
-    assert asked.file == Path("a7.npz") and asked.options.rule == "clock"
+    assert asked.file == Path("a7.npz") and asked.options.world == "clock"
     assert not hasattr(asked.options, "max_delay")
 
 
@@ -103,7 +103,7 @@ def test_files_that_exist_are_kept_unless_they_may_be_overwritten(tmp_path, monk
         there.unlink()
     assert run(*BASE, f"--file={file}") == 0
     clock, tasks = dict(np.load(file)), log.read_bytes()
-    assert run(*BASE[:-1], "--rule=paper", f"--file={file}", "--overwrite") == 0
+    assert run(*BASE[:-1], "--world=paper", f"--file={file}", "--overwrite") == 0
     assert [*contents(tmp_path)] == ["a.npz", "a.png"]  # no log of another schedule stays
     assert not np.array_equal(np.load(file)["client"], clock["client"])
     assert "time" in clock and "time" not in np.load(file)

@@ -116,7 +116,7 @@ def test_main_labels_are_the_most_frequent_and_of_several_the_lowest():
 
 
 def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
-    made = [world(f"--rule={rule}") for rule in ("paper", "rounds")]
+    made = [world(f"--world={one}") for one in ("paper", "rounds")]
     expected = ccfl.random_schedule(5, 30, COUNT, 3, 5, 3, 2.0)
     for one, time in zip(made, (None, 60.0 * np.arange(1, 31)), strict=True):
         assert_trees_equal(one.schedule, expected.replace(time=time))
@@ -125,7 +125,7 @@ def test_papers_rule_is_random_schedule_and_rounds_with_everybody_too():
 
 
 def test_rounds_take_those_who_are_available():
-    rule = ["--rule=rounds", "--availability=label(5000)", "--round_seconds=100"]
+    rule = ["--world=rounds", "--availability=label(5000)", "--round_seconds=100"]
     made = world(*rule, "--max_delay=0")
     schedule, labels = made.schedule, made.labels
     part = np.repeat(np.floor(np.arange(30) * 100 * 10 / 5000).astype(int)[:, None], 3, axis=1)
@@ -138,8 +138,8 @@ def test_rounds_take_those_who_are_available():
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
 def test_the_clock_has_the_clients_of_the_run(unit):
     made = world(
-        f"--local_{unit}=2", "--step=log_normal(0,0.6,10)", "--download=uniform(1,2)",
-        "--upload=constant(4)", "--task=half_normal(0.1,1)", "--extra=exponential(3)",
+        f"--local_{unit}=2", "--step=log_normal(0,0.6,10)", "--download_time=uniform(1,2)",
+        "--upload_time=constant(4)", "--task=half_normal(0.1,1)", "--extra=exponential(3)",
         "--concurrency=7", "--start=poisson", "--rate=0.5", "--max_staleness=4", "--timeout=30",
         "--on_timeout=skip", "--work_correlation=-0.5", "--availability=markov(900,300)",
     )  # fmt: skip

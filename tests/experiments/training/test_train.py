@@ -8,7 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from small_runs import SMALL, config_of, line, restored, rows_of, six, without_clocks
 
@@ -16,8 +18,8 @@ import ccfl_jax as ccfl
 from ccfl_jax.engine.streaming import cut
 from ccfl_jax.runs import metrics, run_config
 from experiments import train
-from experiments.config import flag_rules
-from experiments.training import devices, intervals, parts, run_setup, train_loop
+from experiments.config import methods
+from experiments.training import devices, intervals, method, run_setup, train_loop
 from experiments.training.parts import round_at  # itself, not what the tests of a file share
 
 
@@ -192,7 +194,7 @@ def test_rates_are_no_part_of_the_program(ready):
     def program(*args):
         config = config_of(*args)
         plain = round_at(config, ready.problem.task, None)
-        round_fn = jax.tree_util.Partial(plain, parts.rates(config))
+        round_fn = jax.tree_util.Partial(plain, method.numbers(config))
         return call.lower(round_fn, ready.progress.states, row, ready.problem.data).as_text()
 
     first = program("--server_lr=0.1", "--local_lr=0.01")
@@ -200,16 +202,20 @@ def test_rates_are_no_part_of_the_program(ready):
     assert program("--server_lr=0.7", "--local_lr=0.03", *own) == first
 
 
-@pytest.mark.parametrize("server", flag_rules.SERVERS)
+@pytest.mark.parametrize("server", methods.SERVERS)
 def test_every_server_gets_its_hyperparameters(server):
     gradient = {"x": np.array([0.5, -0.25], np.float32)}
     chosen = {"b1": 0.5, "b2": 0.7, "eps": 0.1, "initial_accumulator": 0.2}
-    own = {name: chosen[name] for name in flag_rules.SERVERS[server]}
+    own = {name: chosen.get(name, 0.01) for name in methods.SERVERS[server]}
+    function = getattr(ccfl, server, None) or getattr(ccfl.systems, server)
     rate = [] if server == "cc_fedavg" else [0.3]
     flags = [f"--{name}={value}" for name, value in own.items()]
     config = config_of(f"--server={server}", f"--server_lr={[*rate, 1.0][0]}", *flags)
-    both = parts.server(config, parts.rates(config)), getattr(ccfl, server)(*rate, **own)
-    ours, theirs = (t.update(gradient, t.init(gradient), gradient)[0] for t in both)
+    both = method.server(config, method.numbers(config)), function(*rate, **own)
+    none, yes = jnp.zeros(1, jnp.int32), jnp.ones(1, bool)
+    more = {"arrivals": ccfl.Arrivals(none, none, none, none, yes, jnp.int32(1))}
+    both = map(optax.with_extra_args_support, both)
+    ours, theirs = (t.update(gradient, t.init(gradient), gradient, **more)[0] for t in both)
     np.testing.assert_allclose(ours["x"], theirs["x"], rtol=1e-6)
 
 

@@ -1,0 +1,135 @@
+"""Methods by name, and the forms of the flags that refine them.
+
+A method is the values of some flags, for those that the command line does not give.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .flag import Given
+
+# Server optimiser -> its hyperparameters besides --server_lr, by flag.
+_MOMENTS = ("b1", "b2", "eps", "initial_accumulator")
+SERVERS = {
+    "cc_fedavg": (),
+    "cc_fedsgd": (),
+    "cc_fedavgm": ("b1",),
+    "cc_fedadagrad": ("b1", "eps", "initial_accumulator"),
+    "cc_fedadam": _MOMENTS,
+    "cc_fedams": _MOMENTS,
+    "fedavgm": ("b1",),
+    "fedadagrad": ("b1", "eps"),
+    "fedadam": ("b1", "b2", "eps"),
+    "fedyogi": ("b1", "b2", "eps"),
+    "fedams": ("b1", "b2", "eps"),
+    "fadas": _MOMENTS,
+    "slowmo": ("b1", "local_lr"),
+}
+HYPERPARAMETERS = _MOMENTS
+
+# Flag -> the forms of its value: functions of `ccfl.systems`, `ccfl.terms` or `training.method`
+# with their arguments in order; a number after = is the default of a missing one.
+FORMS = {
+    "rule": (
+        "fedprox(mu=0.01)",
+        "fednova(momentum=0,by_samples=1)",
+        "scaffold(option=2)",
+        "feddyn(alpha=0.01)",
+        "fedpd(step=10)",
+        "fedpa(burn_in=10,every=5,samples=10,shrinkage=0.01)",
+        "mifa(wait=1)",
+        "fedasync(alpha=0.6)",
+        "ca2fl",
+        "mimelite(momentum=0.9)",
+        "fedexp(eps=0.001)",
+        "qfedavg(q=1)",
+        "fedlesam(rho=0.05)",
+    ),
+    "upload": (
+        "clip(norm)",
+        "top_k(share,feedback=0)",
+        "random_k(share,feedback=0)",
+        "quantise(levels)",
+        "sign(feedback=0)",
+    ),
+    "weights": (
+        "samples",
+        "polynomial(power=0.5,divide=0)",
+        "hinge(slope=10,after=4,divide=0)",
+    ),
+    "aggregate": (
+        "median",
+        "trimmed_mean(share=0.2)",
+        "krum(byzantine,chosen=1)",
+        "bulyan(byzantine)",
+        "geometric_median(iterations=3)",
+        "centred_clipping(radius,iterations=1)",
+        "norm_bound(bound)",
+    ),
+    "attack": (
+        "sign_flip(share,scale=1)",
+        "gaussian(share,std=200)",
+        "alie(share,z=1.5)",
+        "ipm(share,epsilon=0.5)",
+    ),
+    "local": ("sgd(momentum=0)", "adam(rate)", "adamw(rate,weight_decay=0.0001)", "sam(rho=0.05)"),
+}
+SEVERAL = ("upload",)  # flags of several values, one after the other
+# Rules that come with an aggregator of their own, or send nothing to be aggregated.
+OWN_AGGREGATE = ("fednova", "mimelite", "fedexp", "qfedavg")
+NO_UPLOAD = ("fedpd", "mifa")
+# Models that a visit sends, and receives, of rules where it is not one each.
+MODELS_SENT = {"scaffold": 2, "mimelite": 2}
+COLLUDING = ("alie", "ipm")  # attacks that take the place of an aggregator
+# The mean of the clients' models; the server's rate may be another.
+_PLAIN = {"normalise": "none", "server": "cc_fedsgd", "server_lr": 1.0}
+
+METHODS: dict[str, dict[str, Any]] = {
+    "cc_fedavg": {"server": "cc_fedavg", "server_lr": 1.0},
+    **{name: {"server": name} for name in SERVERS if name.startswith("cc_") and SERVERS[name]},
+    "cc_fedsgd": {"server": "cc_fedsgd"},
+    "fedavg": _PLAIN | {"weights": "samples"},
+    "fedavgm": _PLAIN | {"server": "fedavgm", "weights": "samples"},
+    **{
+        name: {"server": name, "normalise": "none"}
+        for name in ("fedadam", "fedyogi", "fedams", "fadas")
+    },
+    "fedadagrad": {"server": "fedadagrad", "normalise": "none", "b1": 0.0},
+    "slowmo": _PLAIN | {"server": "slowmo", "b1": 0.7},
+    "fedprox": _PLAIN | {"rule": "fedprox", "weights": "samples"},
+    "fednova": _PLAIN | {"rule": "fednova"},
+    "scaffold": _PLAIN | {"rule": "scaffold"},
+    "feddyn": _PLAIN | {"rule": "feddyn"},
+    "fedpd": _PLAIN | {"rule": "fedpd"},
+    "fedpa": _PLAIN | {"rule": "fedpa"},
+    "mifa": _PLAIN | {"rule": "mifa"},
+    "fedlaavg": {"server": "cc_fedsgd", "normalise": "steps", "rule": "mifa(0)"},
+    "afa_cs": {"server": "cc_fedsgd", "normalise": "steps", "rule": "mifa(0)"},
+    "afa_cd": {"server": "cc_fedsgd", "normalise": "steps"},
+    "fedasync": _PLAIN | {"rule": "fedasync"},
+    "fedbuff": _PLAIN | {"weights": "polynomial"},
+    "ca2fl": _PLAIN | {"rule": "ca2fl"},
+    "mimelite": _PLAIN | {"rule": "mimelite"},
+    "fedexp": _PLAIN | {"rule": "fedexp"},
+    "qfedavg": _PLAIN | {"rule": "qfedavg"},
+    "fedsam": _PLAIN | {"local": "sam"},
+    "fedlesam": _PLAIN | {"rule": "fedlesam"},
+}
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """The name of a method in results: `--method`, or the server where it is not set."""
+    return config.get("method") or config["server"]
+
+
+def fill(values: dict[str, Any], given: Given) -> set[str]:
+    """Sets the flags of `--method` that the command line does not give; returns what it gives.
+
+    A method on the command line itself comes before the flags of a preset.
+    """
+    if values["method"] is None:
+        return given.names
+    stays = given.written if "method" in given.written else given.names
+    own = {name: v for name, v in METHODS[values["method"]].items() if name not in stays}
+    values |= own
+    return given.names - {*own}

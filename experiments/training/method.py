@@ -1,0 +1,255 @@
+"""The method of a run, from its flags: local optimiser, rule, aggregator, server.
+
+Numbers in brackets are arguments of the compiled program where the function that a flag names takes
+arrays for them, so a sweep over them compiles nothing again; the others are part of the program.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import ccfl_jax as ccfl
+from ccfl_jax import systems, terms
+
+from ..config import expression
+from ..config.methods import COLLUDING, FORMS, MODELS_SENT, SERVERS, SEVERAL
+from ..config.run_flags import Config
+
+Numbers = dict[str, Any]  # name -> float32, bool `[clients]`, or a dict of such; or `[trials, ...]`
+Array = jax.Array
+
+
+class Call(NamedTuple):
+    """A function that a flag names.
+
+    Attributes:
+        name: as on the command line.
+        function: it.
+        fixed: its arguments that are part of the program.
+        numbers: its arguments that are those of the program.
+    """
+
+    name: str
+    function: Callable
+    fixed: dict[str, Any]
+    numbers: dict[str, np.float32]
+
+
+class Method(NamedTuple):
+    """What `build_round` takes of a method."""
+
+    server: optax.GradientTransformation
+    local: Any
+    rule: ccfl.Rule | None
+    aggregate: ccfl.Aggregate | None
+    upload: optax.GradientTransformation | None
+
+
+def clip(norm: float | Array) -> optax.GradientTransformation:
+    """Uploads of at most this norm."""
+    return optax.clip_by_global_norm(norm)
+
+
+def top_k(share: float, feedback: bool) -> optax.GradientTransformation:
+    """Of an upload the largest share."""
+    return _fed_back(systems.top_k(share), feedback)
+
+
+def random_k(share: float, feedback: bool) -> optax.GradientTransformation:
+    """Of an upload a random share, unbiased where nothing is fed back."""
+    return _fed_back(systems.random_k(share, scaled=not feedback), feedback)
+
+
+def sign(feedback: bool) -> optax.GradientTransformation:
+    """Signs with a scale."""
+    return _fed_back(systems.sign(), feedback)
+
+
+def _fed_back(compressor: systems.Compressor, feedback: bool) -> systems.Compressor:
+    return systems.with_error_feedback(compressor) if feedback else compressor
+
+
+def samples(rule: ccfl.Rule | None) -> ccfl.Rule:
+    """Weights by samples."""
+    return terms.weighted(terms.by_samples, rule)
+
+
+def polynomial(rule: ccfl.Rule | None, power: float | Array, divide: bool) -> ccfl.Rule:
+    """Weights (1 + s)^-power."""
+    return terms.weighted(terms.polynomial(power), rule, divide)
+
+
+def hinge(
+    rule: ccfl.Rule | None, slope: float | Array, after: float | Array, divide: bool
+) -> ccfl.Rule:
+    """Weights that fall from a staleness of `after` on."""
+    return terms.weighted(terms.hinge(slope, after), rule, divide)
+
+
+def sgd(local_lr: float | Array, momentum: float) -> Any:
+    """The rate alone, for which a task may have its own step, unless there is momentum."""
+    return optax.sgd(local_lr, momentum) if momentum else local_lr
+
+
+def adam(rate: float | Array) -> optax.GradientTransformation:
+    """optax's, fresh in every visit."""
+    return optax.adam(rate)
+
+
+def adamw(rate: float | Array, weight_decay: float | Array) -> optax.GradientTransformation:
+    """optax's, fresh in every visit."""
+    return optax.adamw(rate, weight_decay=weight_decay)
+
+
+def sam(local_lr: float | Array, rho: float | Array) -> optax.GradientTransformation:
+    """SGD along the gradient at a perturbed model."""
+    return optax.chain(systems.sam(rho), optax.sgd(local_lr))
+
+
+_OWN = {
+    function.__name__: function
+    for function in (clip, top_k, random_k, sign, samples, polynomial, hinge, sgd, adam, adamw, sam)
+}
+
+
+def calls(config: Config, flag: str) -> list[Call]:
+    """What a flag names, one after the other; nothing where it is not set."""
+    text = getattr(config, flag)
+    if text is None:
+        return []
+    words = expression.split(text, "+ ") if flag in SEVERAL else [text]
+    return [_call(flag, word) for word in words]
+
+
+def _call(flag: str, word: str) -> Call:
+    name, values = expression.expression(word, FORMS[flag]) or ("", ())  # parsed with the flags
+    function = _OWN.get(name) or getattr(systems, name)
+    parameters = inspect.signature(function).parameters
+    fixed, numbers = {}, {}
+    for argument, value in zip(expression.argument_names(name, FORMS[flag]), values, strict=True):
+        if argument == "share" and flag == "attack":
+            fixed[argument] = value
+        elif "Array" in str(parameters[argument].annotation):
+            numbers[argument] = np.float32(value)
+        elif value == int(value) and parameters[argument].annotation in (int, bool):
+            fixed[argument] = parameters[argument].annotation(value)
+        else:
+            fixed[argument] = value
+    return Call(name, function, fixed, numbers)
+
+
+def numbers(config: Config) -> Numbers:
+    """The numbers of the method that are arguments of the compiled round."""
+    names = ("local_lr", "server_lr", *SERVERS[config.server])
+    found: Numbers = {name: np.float32(getattr(config, name)) for name in names}
+    for flag in FORMS:
+        own = [call.numbers for call in calls(config, flag)]
+        if any(own):
+            found[flag] = own
+    if config.attack is not None:
+        share = calls(config, "attack")[0].fixed["share"]
+        found["attackers"] = systems.chosen(config.num_clients, share, config.seed)
+    return found
+
+
+def program(config: Config) -> tuple:
+    """What else the compiled round depends on, of the flags that `numbers` reads; hashable."""
+    named = (
+        (flag, call.name, *call.fixed.items()) for flag in FORMS for call in calls(config, flag)
+    )
+    return config.server, *named
+
+
+def made(config: Config, numbers: Numbers) -> Method:
+    """The method with these numbers, which may be traced.
+
+    Raises:
+        ValueError: with the flag, for a number outside its range.
+    """
+    every = {flag: _named(config, flag, numbers) for flag in FORMS}
+    local = every["local"][0](local_lr=numbers["local_lr"]) if every["local"] else None
+    weights, aggregate, rule = every["weights"], None, None
+    if every["rule"]:
+        known = {"local_lr": numbers["local_lr"]}
+        if calls(config, "rule")[0].name == "fedasync" and weights:
+            known["staleness"], weights = _weight(weights.pop()), []
+        rule = every["rule"][0](**known)
+        rule, aggregate = (rule, None) if isinstance(rule, ccfl.Rule) else rule
+    attackers, attack = numbers.get("attackers"), every["attack"]
+    upload = _chain(every["upload"])
+    rule = rule if upload is None else terms.sending(upload, rule)
+    colluding = attack and calls(config, "attack")[0].name in COLLUDING
+    if attack and not colluding:
+        rule = terms.sending(attack[0](attackers=attackers), rule)
+    for weight in weights:
+        rule = weight(rule=rule)
+    if every["aggregate"]:
+        aggregate = every["aggregate"][0]()
+    if colluding:
+        aggregate = attack[0](attackers=attackers, aggregate=aggregate or ccfl.mean())
+    local = numbers["local_lr"] if local is None else local
+    return Method(server(config, numbers), local, rule, aggregate, upload)
+
+
+def _named(config: Config, flag: str, numbers: Numbers) -> list[Callable]:
+    """The functions of a flag, each with its numbers and as much else as it takes."""
+
+    def taking(call: Call, own: dict[str, Any]) -> Callable:
+        def build(**known: Any) -> Any:
+            takes = inspect.signature(call.function).parameters
+            own_kind = {name: value for name, value in known.items() if name in takes}
+            fixed = {name: value for name, value in call.fixed.items() if name in takes}
+            try:
+                return call.function(**own_kind, **fixed, **own)
+            except ValueError as error:
+                raise ValueError(f"--{flag}: {error}") from None
+
+        return build
+
+    found = calls(config, flag)
+    values = numbers.get(flag, [{}] * len(found))
+    return [taking(call, own) for call, own in zip(found, values, strict=True)]
+
+
+def _weight(weighing: Callable) -> Callable:
+    """The weight alone, of a function that weighs a rule's uploads."""
+    one = weighing(rule=ccfl.Rule(finish=lambda visit, end: (1.0, ())))
+
+    def weight(visit: ccfl.Visit, end: ccfl.End) -> Array:
+        found = one.finish(visit, end)[0]
+        return found.weight if isinstance(found, ccfl.Weighted) else found
+
+    return weight
+
+
+def server(config: Config, numbers: Numbers) -> optax.GradientTransformation:
+    """The server optimiser with these numbers."""
+    if config.server == "cc_fedavg":
+        return ccfl.cc_fedavg()
+    hyperparameters = {name: numbers[name] for name in SERVERS[config.server]}
+    function = getattr(ccfl, config.server, None) or getattr(systems, config.server)
+    return function(numbers["server_lr"], **hyperparameters)
+
+
+def _chain(upload: list[Callable]) -> optax.GradientTransformation | None:
+    """Transformations of an upload, one after the other; its bytes are those of the last."""
+    parts = [build() for build in upload]
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    if any(isinstance(part, systems.Compressor) for part in parts[:-1]):
+        raise ValueError("--upload: expected at most one compressor, at the end, found another")
+    init, update = optax.chain(*parts)
+    return systems.Compressor(init, update, partial(systems.bytes_of, parts[-1]))
+
+
+def sent_bytes(config: Config, params: Any) -> tuple[int, int]:
+    """Bytes that a client sends and receives in a visit, with parameters like these."""
+    whole, own = systems.bytes_of(None, params), calls(config, "rule")
+    models = MODELS_SENT.get(own[0].name, 1) if own else 1
+    upload = made(config, numbers(config)).upload
+    return systems.bytes_of(upload, params) + (models - 1) * whole, models * whole

@@ -1,0 +1,80 @@
+"""Runs and sweeps of methods by name, from the command line."""
+
+import json
+
+import numpy as np
+import pytest
+from refusal import ended
+from small_runs import SMALL
+
+from experiments import sweep, train
+from experiments.config.methods import METHODS
+
+OWN = ("--local_lr=0.02", "--rounds=4", "--eval_every=2")
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("undrawn", "quickly_compiled")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains(name, tmp_path, capsys):
+    rate = [] if "server_lr" in METHODS[name] else ["--server_lr=0.1"]
+    words = [f"--method={name}", f"--out_dir={tmp_path / 'r'}", *rate]
+    out = ended(0, capsys, train.main, "train", *SMALL, *OWN, *words).out
+    assert f"method    {name}: " in out
+    last = rows(tmp_path / "r")[-1]
+    assert last["round"] == 4 and np.isfinite(last["test_loss"]) and not last["rejected"]
+
+
+@pytest.mark.usefixtures("undrawn", "quickly_compiled")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--method=scaffold --upload=clip(1)+top_k(0.1,1)",
+        "--method=fedbuff --attack=sign_flip(0.3,2) --local=adam(0.01)",
+        "--method=afa_cd --server_lr=1 --attack=alie(0.2) --aggregate=trimmed_mean(0.2)",
+        "--method=mifa --work=fixed",
+    ],
+)
+def test_a_run_of_pieces_resumes_bit_for_bit(words, tmp_path, capsys):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    own = [*SMALL, *OWN, *words.split()]
+    if "--local=" in words:
+        own.remove("--local_lr=0.02")
+    ended(0, capsys, train.main, "train", *own, f"--out_dir={whole}")
+    ended(0, capsys, train.main, "train", *own, "--rounds=2", f"--out_dir={cut}")
+    ended(0, capsys, train.main, "train", *own, "--resume", f"--out_dir={cut}")
+    clocks = {"seconds", "compile_seconds"}
+    ends = [{n: v for n, v in rows(place)[-1].items() if n not in clocks} for place in (whole, cut)]
+    assert ends[0] == ends[1] and ends[0]["round"] == 4
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+def test_a_trial_of_a_method_is_its_run_and_numbers_in_brackets_compile_nothing(tmp_path, capsys):
+    """Two programs for four trials: FedProx at two pulls, SCAFFOLD for two seeds."""
+    own = [*SMALL, *OWN, "--method=fedsam", f"--out_dir={tmp_path / 's'}"]
+    vary = "--vary=rule=fedprox(0.1),fedprox(5),scaffold"
+    out = ended(0, capsys, sweep.main, "sweep", *own, vary).out
+    assert out.count("program   fedsam") == 2
+    words = [*SMALL, *OWN, "--method=fedsam", "--rule=fedprox(5)", f"--out_dir={tmp_path / 'r'}"]
+    ended(0, capsys, train.main, "train", *words)
+    trial = json.loads((tmp_path / "s/trials/rule=fedprox(5).json").read_text())
+    found = [row["test_loss"] for row in (trial["rows"][-1], rows(tmp_path / "r")[-1])]
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    other = json.loads((tmp_path / "s/trials/rule=fedprox(0.1).json").read_text())
+    assert abs(other["rows"][-1]["test_loss"] - found[0]) > 1e-4
+
+
+@pytest.mark.usefixtures("undrawn", "quickly_compiled")
+def test_a_run_whose_server_never_adapts_says_so(tmp_path, capsys):
+    """Every root is far below eps 100: momentum at rate 3 / 100."""
+    words = [*SMALL, *OWN, "--server=cc_fedams", "--server_lr=3", "--eps=100"]
+    out = ended(0, capsys, train.main, "train", *words, f"--out_dir={tmp_path / 'a'}").out
+    assert "MOMENTUM  cc_fedams adapted at 0.000 of the coordinates at most" in out
+    assert "server_lr / eps = 0.03;" in out
+    words[-2:] = ["--server_lr=0.02", "--eps=1e-5"]
+    out = ended(0, capsys, train.main, "train", *words, f"--out_dir={tmp_path / 'b'}").out
+    assert "MOMENTUM" not in out
