@@ -101,6 +101,7 @@ SWITCH = Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lam
 _NAMES = Domain(flags.DEFINE_string, "names, with a comma between two", lambda v: True)
 POSITIVE = Domain(define(Number()), "a number > 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX)
 RATE = Domain(define(Number()), "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
+SHARE = Domain(define(Number()), "a number > 0 and < 1", lambda v: 0 < v < 1)
 DECAY = Domain(define(Number()), "a number from 0 to less than 1", lambda v: 0 <= v < 1)
 
 

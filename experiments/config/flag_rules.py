@@ -128,6 +128,8 @@ def _check_work(values: dict[str, Any], given: set[str]) -> None:
     if values["schedule_file"] is not None and "max_delay" not in given:
         values["max_delay"] = None  # a planned history has the models that the file needs
     unit = "local_epochs" if values["local_steps"] is None else "local_steps"
+    if values["work"] == "random":
+        values["work"] = None
     if values["work"] == "fixed":
         if "randomness" in given and values["randomness"] != 1:
             raise ValueError(

@@ -58,6 +58,11 @@ class Config:
     max_words: int | None = _data(
         whole(1), 150, "stackoverflow: words of a text, the rest is cut off"
     )
+    validation: float | None = _data(
+        flags.SHARE,
+        None,
+        "share of the training samples that is held out, and scored beside the test set",
+    )
 
     rounds: int = _schedule(whole(1), 500, "server updates in all", may_change="in a run")
     buffer_size: int = _schedule(whole(1), 5, "m, uploads that make a round")
@@ -67,10 +72,10 @@ class Config:
     )
     local_steps: int | None = _schedule(whole(1), None, "K in steps, instead of --local_epochs")
     randomness: float = _schedule(POSITIVE, 2.0, "R, spread of local work")
-    work: str = _schedule(
+    work: str | None = _schedule(
         one_of("random", "fixed"),
-        "random",
-        "fixed: every client does K",
+        None,
+        "random, where it is unset; fixed: every client does K",
         no_use={"a schedule to make": "--randomness"},
     )
     schedule_file: str | None = _schedule(

@@ -102,7 +102,7 @@ def world(config: Config, options: Options) -> Made:
     Raises:
         ValueError, OSError: for data, traces and numbers that cannot be used.
     """
-    train, _, _ = parts.load(*parts.source(config))
+    train = parts.load(*parts.source(config)).train
     rows, starts = parts.owners(config, train)
     labels = None
     if config.dataset != "stackoverflow":

@@ -13,6 +13,7 @@ from ccfl_jax.runs import metrics, run_config
 from ccfl_jax.runs.metrics import Row
 from ccfl_jax.runs.provenance import PROVENANCE
 
+from ..config.methods import METHODS
 from ..config.run_flags import RUN, Config, free
 from ..config.sweep_flags import Trial, Trials, name_of
 from . import tables
@@ -120,6 +121,7 @@ def _check_of_one_sweep(folder: str | os.PathLike, trials: Trials) -> None:
     """Raises ValueError for a trial in the folder with other settings than `--vary` can vary."""
     common = asdict(next(iter(trials.values())).config)
     others = {name for name, one in RUN.items() if one.varies} | free(a_run=False)
+    others |= {name for own in METHODS.values() for name in own}
     for path in sorted((Path(folder) / TRIALS).glob("*.json")):
         run_config.check_same(path, _read(path).config, common, others)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from ..config.methods import name_of
 from .results import Record
 
-PartName = Literal["train", "test"]
+PartName = Literal["train", "test", "validation"]
 
 
 class Choice(NamedTuple):

@@ -29,7 +29,7 @@ class TaskData(NamedTuple):
         owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for a seed.
         digests: the data's provenance, as `parts.data_digests`.
         data: "x" and "y" of the training samples, on every device.
-        test: "x" and "y" of the test set, on every device.
+        scored: "x" and "y" of the test set and, where samples are held out, of those.
         mesh: devices that trials are spread over.
     """
 
@@ -37,7 +37,7 @@ class TaskData(NamedTuple):
     owners: Callable[[Config], tuple[np.ndarray, np.ndarray]]
     digests: dict[str, str]
     data: dict[str, jax.Array]
-    test: dict[str, jax.Array]
+    scored: list[dict[str, jax.Array]]
     mesh: Mesh
 
 
@@ -76,16 +76,17 @@ def data_settings(config: Config) -> Config:
 
 def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> TaskData:
     """The task and data of `parts.load(*source)`, on the devices."""
-    train, test, _ = parts.load(*source)
+    train, held, test, _ = parts.load(*source)
     task = parts.task(source[0], model, compute_dtype, train)
-    arrays = [{name: part[name] for name in ("x", "y")} for part in (train, test)]
+    every = [train, test] if held is None else [train, test, held]
+    data, *scored = devices.put([{name: part[name] for name in ("x", "y")} for part in every], mesh)
     made = functools.cache(lambda config: parts.owners(config, train))
 
     def owners(config: Config) -> tuple[np.ndarray, np.ndarray]:
         return made(data_settings(config))
 
     digests = parts.data_digests(source, train, test)
-    return TaskData(task, owners, digests, *devices.put(arrays, mesh), mesh)
+    return TaskData(task, owners, digests, data, scored, mesh)
 
 
 def group(
@@ -155,13 +156,17 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         piece = own[0] if alike else own
         return ccfl.run_trials(round_fn, states, piece, data, mesh, donate=True)
 
-    def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], float]]:
-        found = ccfl.evaluate_trials(task, states.params, group.task_data.test, mesh=mesh)
-        shares = parts.adaptive_shares(numbers, states)
-        return [
-            ({name: float(a[k]) for name, a in found.items()}, float(shares[k]))
-            for k in range(len(configs))
+    def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
+        found = [
+            ccfl.evaluate_trials(task, states.params, own, mesh=mesh)
+            for own in group.task_data.scored
         ]
+        shares = parts.adaptive_shares(numbers, states)
+        every = []
+        for k in range(len(configs)):
+            test, *held = ({name: float(a[k]) for name, a in own.items()} for own in found)
+            every.append((test, parts.further(held, float(shares[k]))))
+        return every
 
     return Program(
         group.config,

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,25 +22,63 @@ from . import method
 from .method import Numbers
 
 
+class Loaded(NamedTuple):
+    """The data of a run, "x", "y" and for some "client".
+
+    Attributes:
+        train: the training samples.
+        validation: those of them that are held out, or None.
+        test: the test set.
+        left_out: how many clients have too few samples to be drawn.
+    """
+
+    train: dict[str, np.ndarray]
+    validation: dict[str, np.ndarray] | None
+    test: dict[str, np.ndarray]
+    left_out: int
+
+
 def source(config: Config) -> tuple:
     """The arguments of `load` for a run: equal ones give equal data."""
+    own = config.dataset, config.data_dir, config.validation
     if config.dataset != "stackoverflow":
-        return config.dataset, config.data_dir
+        return own
     drawn = config.num_clients, config.seed
-    return config.dataset, config.data_dir, *drawn, *(getattr(config, n) for n in OF_STACKOVERFLOW)
+    return *own, *drawn, *(getattr(config, n) for n in OF_STACKOVERFLOW)
 
 
-def load(dataset: str, data_dir: str | None, *drawn: int) -> tuple[dict, dict, int]:
-    """The train and test part, as `ccfl.load_dataset`, and the number of clients left out.
-
-    Those have too few samples to be drawn.
-    """
+def load(
+    dataset: str, data_dir: str | None, validation: float | None = None, *drawn: int
+) -> Loaded:
+    """The data, as `ccfl.load_dataset`, with this share of the training samples held out."""
     if dataset != "stackoverflow":
-        return *ccfl.load_dataset(dataset, data_dir), 0
+        train, test = ccfl.load_dataset(dataset, data_dir)
+        return Loaded(*held_out(train, validation), test, 0)
     num_clients, seed, *limits = drawn
     limits = dict(zip(OF_STACKOVERFLOW, limits, strict=True))
     train, test, counts = ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)
-    return train, test, counts["too_small"]
+    return Loaded(*held_out(train, validation), test, counts["too_small"])
+
+
+def held_out(
+    train: dict[str, np.ndarray], share: float | None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    """Training samples without a share of them, the same for all seeds, and that share.
+
+    Where samples have clients, each keeps one at least.
+    """
+    if share is None:
+        return train, None
+    order = np.random.default_rng(0).permutation(len(train["y"]))
+    if "client" in train:
+        kept = np.unique(train["client"][order], return_index=True)[1]
+        order = np.concatenate([np.delete(order, kept), order[kept]])
+    held = np.zeros(len(order), bool)
+    held[order[: round(share * len(order))]] = True
+    if "client" in train:
+        held[order[len(order) - len(kept) :]] = False
+    parts = ({name: a[rows] for name, a in train.items()} for rows in (~held, held))
+    return next(parts), next(parts)
 
 
 def schedule(config: Config) -> tuple[ccfl.Schedule, int]:
@@ -137,8 +175,8 @@ def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np
 
 def data_digests(source: tuple, train: dict, test: dict) -> dict[str, str]:
     """The provenance of the data of `load(*source)`: name -> digest."""
-    name, _, *drawn = source
-    name = ",".join(map(str, (name, *drawn)))  # other settings may draw others of its clients
+    settings = [one for k, one in enumerate(source) if k != 1 and one is not None]
+    name = ",".join(map(str, settings))  # other settings may draw others of its clients
     return {f"train[{name}]": provenance.digest(train), f"test[{name}]": provenance.digest(test)}
 
 
@@ -237,6 +275,13 @@ def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) ->
         return round_fn(state, slots, data)
 
     return run
+
+
+def further(held: list[dict[str, float]], share: float) -> dict[str, float]:
+    """The columns of a row besides those of `metrics`: scores of held-out samples, and how far the
+    server adapts."""
+    scores = {f"validation_{name}": value for own in held for name, value in own.items()}
+    return {**scores, "adaptive_share": share}
 
 
 @jax.jit

@@ -36,8 +36,7 @@ def header(job: Job) -> str:
     return "\n".join(
         [
             f"run       {config.out_dir}, seed {config.seed}",
-            f"data      {config.dataset}: {sizes.sum()} to train, {len(problem.test['y'])} to test"
-            f"{_streamed(job)}",
+            f"data      {config.dataset}: {sizes.sum()} to train, {_scored(job)}{_streamed(job)}",
             f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
             f"{np.median(sizes):g}, max {sizes.max()}{_left_out(job)}",
             f"local     {_local(config)}, batch {config.batch_size}; delta divided by "
@@ -86,6 +85,12 @@ def _local(config: Config) -> str:
     if (config.local or "").startswith("adam"):  # the rate is in brackets
         return f"{work} of {config.local}"
     return f"{work} of {config.local or 'SGD'}, rate {config.local_lr:g}"
+
+
+def _scored(job: Job) -> str:
+    """The samples that models are scored on."""
+    test, *held = (len(own["y"]) for own in job.problem.scored)
+    return ", ".join([f"{test} to test", *(f"{count} held out" for count in held)])
 
 
 def _oldest(job: Job) -> int:

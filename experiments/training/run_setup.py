@@ -36,7 +36,7 @@ class Problem(NamedTuple):
         schedule: `config.rounds` rounds.
         task: what is learnt.
         data: the clients' training samples, on the devices or, where they are streamed, here.
-        test: the test set, "x" and "y".
+        scored: "x" and "y" of the test set and, where samples are held out, of those.
         left_out: clients of the data set that have too few samples to be drawn.
         state: before the first round.
         memory: bytes of a device for streamed training samples; None where it holds all.
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
     schedule: ccfl.Schedule
     task: ccfl.Task
     data: ccfl.FederatedData
-    test: dict[str, jax.Array]
+    scored: list[dict[str, jax.Array]]
     left_out: int
     state: ccfl.State
     memory: int | None
@@ -118,7 +118,7 @@ def close(job: Job) -> None:
 def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     method.made(config, method.numbers(config))  # refuses bad numbers before anything is read
     schedule, history = parts.schedule(config)
-    train, test, left_out = parts.load(*parts.source(config))
+    train, validation, test, left_out = parts.load(*parts.source(config))
     owners = parts.owners(config, train)
     task = parts.task(config.dataset, config.model, config.compute_dtype, train)
     # As one program, which the compilation cache keeps, and not op by op.
@@ -127,12 +127,13 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     origin = provenance.of_process() | parts.client_digest(config, owners)
     origin |= parts.data_digests(parts.source(config), train, test)
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
+    scored = [test] if validation is None else [test, {n: validation[n] for n in ("x", "y")}]
     data = ccfl.FederatedData.from_offsets(arrays, *owners)
     memory = _memory(config, data, mesh)
     if memory is None:
         data = devices.put(data, mesh)
-    state, test = devices.put((state, test), mesh)
-    return Problem(schedule, task, data, test, left_out, state, memory, mesh, origin)
+    state, scored = devices.put((state, scored), mesh)
+    return Problem(schedule, task, data, scored, left_out, state, memory, mesh, origin)
 
 
 def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) -> Program:
@@ -152,8 +153,8 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
         return state, jax.tree.map(lambda a: a[None], infos)
 
     def evaluate(state: ccfl.State) -> list:
-        test = ccfl.evaluate(task, state.params, problem.test)
-        return [(test, float(parts.adaptive_share(numbers, state)))]
+        test, *held = (ccfl.evaluate(task, state.params, own) for own in problem.scored)
+        return [(test, parts.further(held, float(parts.adaptive_share(numbers, state))))]
 
     return Program(
         config, [schedule], method.sent_bytes(config, parts.model(task)), rest, advance, evaluate

@@ -31,7 +31,7 @@ class Program(NamedTuple):
         parts: `parts(first)`: the schedules from round `first` on with the samples, whole or in
             consecutive parts.
         advance: `advance(states, schedules, data) -> (states, infos [trials, rounds, ...])`.
-        evaluate: `evaluate(states) -> (metrics on the test set, adaptive share)` of each trial.
+        evaluate: `evaluate(states) -> (metrics on the test set, further columns)` of each trial.
     """
 
     config: Config
@@ -39,7 +39,7 @@ class Program(NamedTuple):
     sent: tuple[int, int]
     parts: Callable[[int], Iterable[Part]]
     advance: Callable[..., tuple[ccfl.State, ccfl.Info]]
-    evaluate: Callable[[ccfl.State], list[tuple[dict[str, float], float]]]
+    evaluate: Callable[[ccfl.State], list[tuple[dict[str, float], dict[str, float]]]]
 
 
 class Watch(NamedTuple):
@@ -182,7 +182,7 @@ def _evaluate(
     found, alive = program.evaluate(progress.states), progress.alive(config.max_rejected)
     new = {}
     for k in np.flatnonzero(alive).tolist():
-        test, share = found[k]
+        test, further = found[k]
         schedule = program.schedules[k if len(program.schedules) > 1 else 0]
         if progress.infos is None:
             row = metrics.first_row(test, compiled or 0.0, schedule.time is not None)
@@ -191,7 +191,7 @@ def _evaluate(
             info = jax.tree.map(lambda a, k=k: a[k], progress.infos)
             seconds = progress.seconds / trials
             row = metrics.next_row(progress.rows[k], run, info, test, seconds, compiled)
-        new[k] = row | {"adaptive_share": share}
+        new[k] = row | further
     progress = journal.add(own, progress, new)
     if trials == 1:
         watch.bar.set_postfix_str(metrics.score_text(progress.rows[0][-1]))

@@ -32,7 +32,7 @@ def test_defaults_are_the_papers():
         **{"normalise": "steps", "compute_dtype": "float32", "initial_accumulator": 0.0},
         **{"server": "cc_fedams", "server_lr": 0.1, "b1": 0.9, "b2": 0.99, "eval_every": 10},
         **{"keep_checkpoints": 2, "resume": False, "overwrite": False, "progress": True},
-        **{"compilation_cache": "~/.cache/ccfl_jax", "accept_changed": "", "work": "random"},
+        **{"compilation_cache": "~/.cache/ccfl_jax", "accept_changed": ""},
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         _parse("--server_lr=0.1").seed = 1

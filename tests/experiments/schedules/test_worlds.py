@@ -33,7 +33,7 @@ def world(*args):
 
 def clients_of():
     """The training labels, the clients' rows in them, and their steps of one epoch."""
-    train, _, _ = parts.load("digits", None)
+    train = parts.load("digits", None).train
     rows = parts.clients(asked().config, train)
     return train["y"], rows, np.array([math.ceil(len(own) / 20) for own in rows])
 

@@ -163,7 +163,8 @@ def _source(config, plain=parts.source):
 def _load(dataset, data_dir):
     if data_dir:
         raise FileNotFoundError(f"{data_dir}: nothing there")
-    return *ccfl.load_dataset(dataset), 0
+    train, test = ccfl.load_dataset(dataset)
+    return train, None, test, 0
 
 
 @pytest.mark.parametrize(("broken", "reason"), [

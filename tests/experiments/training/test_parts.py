@@ -63,4 +63,21 @@ def test_data_of_drawn_clients_depend_on_the_seed():
     runs = [[*own, f"--seed={seed}"] for own in (texts, []) for seed in (0, 1)]
     base = ["x", "--server_lr=1", "--data_dir=d"]
     sources = {parts.source(run_flags.parse([*base, *own])) for own in runs}
-    assert len(sources) == 3 and ("fashion_mnist", "d") in sources
+    assert len(sources) == 3 and ("fashion_mnist", "d", None) in sources
+
+
+@pytest.mark.parametrize("clients", [None, 7])
+def test_held_out_samples_are_the_rest_and_no_client_is_emptied(clients):
+    """A fifth of 50 samples, of whom client 6 has one alone; the same in every call."""
+    train = {"x": np.arange(50.0), "y": np.arange(50) % 3}
+    if clients:
+        train["client"] = np.minimum(np.arange(50) // 8, clients - 1).astype(np.int32)
+        train["client"][-2:] = 5, 6
+    rest, held = parts.held_out(train, 0.2)
+    assert len(held["x"]) == 10 and (np.sort([*rest["x"], *held["x"]]) == np.arange(50)).all()
+    assert (rest["y"] == rest["x"] % 3).all() and set(held) == set(train)
+    np.testing.assert_array_equal(parts.held_out(train, 0.2)[1]["x"], held["x"])
+    if clients:
+        every, _ = parts.held_out(train, 0.99)
+        assert sorted(every["client"]) == [*range(clients)]
+    assert parts.held_out(train, None) == (train, None)

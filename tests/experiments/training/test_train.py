@@ -61,7 +61,7 @@ def test_rows_of_a_run(straight, ready):
 def test_test_metrics_are_those_of_the_final_model(straight, ready):
     folder, rows = straight
     params = restored(folder, ready.progress.states).params
-    x, y = (np.asarray(ready.problem.test[name]) for name in ("x", "y"))
+    x, y = (np.asarray(ready.problem.scored[0][name]) for name in ("x", "y"))
     dense = jax.tree.map(np.float64, params["dense"])
     logits = x.reshape(len(x), -1) @ dense["kernel"] + dense["bias"]
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
