@@ -65,6 +65,8 @@ def keep(
 ) -> tuple[Any, Any]:
     """What clients remember after a round, and the sum over all of them of the shared part.
 
+    The sum is of floats of at least 32 bits, whatever clients remember: each round adds to it.
+
     Args:
         part: `Rule.shared`.
         before: both before the round; the memories `[rows, ...]`, or a tree without arrays where
@@ -80,7 +82,9 @@ def keep(
     if not leaves:
         return before
     writes = last_visits(arrivals.client, arrivals.steps > 0, arrivals.counted)
-    old, new = jax.vmap(part)(tree_util.read(memories, read)), jax.vmap(part)(entries)
+    old, new = (
+        tree_util.wide(jax.vmap(part)(one)) for one in (tree_util.read(memories, read), entries)
+    )
     growth = tree_util.masked_sum(jax.tree.map(jnp.subtract, new, old), writes)
     store = jnp.where(writes, store, len(leaves[0]))
     memories = tree_util.write(memories, store, entries)

@@ -58,7 +58,8 @@ def init_state(
     )
     check_params(params)
     server_state, first = server.init(tree_util.wide(params)), rule.memory(params)
-    mean = rule.shared(first)  # before the first visit all clients remember the same
+    # Before the first visit all clients remember the same.
+    mean = tree_util.wide(rule.shared(first))
     state = State(
         params=params,
         server=server_state,
