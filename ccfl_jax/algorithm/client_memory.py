@@ -59,8 +59,8 @@ def _room() -> int:
 def keep(
     part: Callable[[Any], Any],
     before: tuple[Any, Any],
-    rows: tuple[Array, Array],
-    entries: Any,
+    rows: Array,
+    entries: tuple[Any, Any],
     arrivals: Arrivals,
 ) -> tuple[Any, Any]:
     """What clients remember after a round, and the sum over all of them of the shared part.
@@ -71,23 +71,20 @@ def keep(
         part: `Rule.shared`.
         before: both before the round; the memories `[rows, ...]`, or a tree without arrays where
             nothing is remembered.
-        rows: int32 `[slots]`, the row that each slot read, and the one that it writes; one from the
-            number of rows on is none.
-        entries: what each slot's client remembers now, `[slots, ...]`; where it is not counted,
-            what it read, which goes to the row of a plan that was another's.
+        rows: int32 `[slots]`, the row that each slot writes; one from the number of rows on is none.
+        entries: what each slot's client remembered before, and now, `[slots, ...]`; where it is not
+            counted, the same, which goes to the row of a plan that was another's.
         arrivals: of the round.
     """
-    (memories, shared), (read, store) = before, rows
+    memories, shared = before
     leaves = jax.tree.leaves(memories)
     if not leaves:
         return before
     writes = last_visits(arrivals.client, arrivals.steps > 0, arrivals.counted)
-    old, new = (
-        tree_util.wide(jax.vmap(part)(one)) for one in (tree_util.read(memories, read), entries)
-    )
+    old, new = (tree_util.wide(jax.vmap(part)(one)) for one in entries)
     growth = tree_util.masked_sum(jax.tree.map(jnp.subtract, new, old), writes)
-    store = jnp.where(writes, store, len(leaves[0]))
-    memories = tree_util.write(memories, store, entries)
+    rows = jnp.where(writes, rows, len(leaves[0]))
+    memories = tree_util.write(memories, rows, entries[1])
     return memories, jax.tree.map(jnp.add, shared, growth)
 
 

@@ -17,7 +17,7 @@ from ccfl_jax.engine.state import State
 
 
 class Slot(NamedTuple):
-    """What a slot of the buffer asks of its client: int32, scalars or `[slots]`.
+    """What a slot of the buffer asks of its client: int32, scalars or `[slots]`, but `memory`.
 
     Attributes:
         client: its id.
@@ -26,7 +26,7 @@ class Slot(NamedTuple):
         number: how many earlier slots of the round have the same client.
         staleness: versions between download and use; this and what follows `()` without a rule.
         steps: local steps.
-        row: the row of what its client remembers.
+        memory: what its client remembers.
     """
 
     client: Any
@@ -35,7 +35,7 @@ class Slot(NamedTuple):
     number: Any
     staleness: Any = ()
     steps: Any = ()
-    row: Any = ()
+    memory: Any = ()
 
 
 class Report(NamedTuple):

@@ -116,14 +116,18 @@ def build_round(
         work = jnp.where(slots.present, slots.work, 0)  # an absent slot takes no step
         steps = count_steps(work, _client(data, slots.client).size, batch_size, unit)
         (read, write), rows = _history_slots(slots, state), _memory_rows(slots)
-        visits = _visits(rule, slots, read, work, steps, rows[0])
-        total, report = add_up(visit, visits, steps, lanes, mesh, state, data)
+        # Outside the loop over the slots: from inside XLA would copy all memories in every round.
+        known = tree_util.read(state.clients, rows[0])
+        visits = _visits(rule, slots, read, work, steps, known)
+        start = state._replace(clients=())
+        total, report = add_up(visit, visits, steps, lanes, mesh, start, data)
 
         arrivals = _arrivals(slots, report)
         uploads = report.upload if combine.stacked else total
         delta, memory = combine.finish(uploads, arrivals, state.aggregate)
-        known = state.clients, state.shared
-        clients, shared = client_memory.keep(rule.shared, known, rows, report.memory, arrivals)
+        clients, shared = client_memory.keep(
+            rule.shared, (state.clients, state.shared), rows[1], (known, report.memory), arrivals
+        )
         mean = jax.tree.map(lambda a: a / len(data), shared)
         delta, loss = rule.combine(delta, mean, state), _mean_of(report.info.loss, report.counted)
         params, server_state = _server_step(server, delta, state, arrivals, loss)
@@ -142,12 +146,12 @@ def build_round(
 
 
 def _visits(
-    rule: Rule, slots: Schedule, read: Array, work: Array, steps: jax.Array, row: Array
+    rule: Rule, slots: Schedule, read: Array, work: Array, steps: jax.Array, memory: Any
 ) -> Slot:
     visits = Slot(slots.client, read, work, _which_visit(slots))
     if rule == Rule():  # which looks at nothing else
         return visits
-    return visits._replace(staleness=slots.staleness, steps=steps, row=row)
+    return visits._replace(staleness=slots.staleness, steps=steps, memory=memory)
 
 
 def _client_part(
@@ -191,7 +195,7 @@ def _visit(state: State, slot: Slot, start: Params, client: Client, key: jax.Arr
         start=start,
         current=state.params,
         message=past.message(state.history, slot.start),
-        memory=tree_util.read(state.clients, slot.row),
+        memory=slot.memory,
         key=jax.random.fold_in(key, RULE_STREAM),
     )
 
