@@ -71,9 +71,9 @@ def keep(
         part: `Rule.shared`.
         before: both before the round; the memories `[rows, ...]`, or a tree without arrays where
             nothing is remembered.
-        rows: int32 `[slots]`, the row that each slot writes; one from the number of rows on is none.
-        entries: what each slot's client remembered before, and now, `[slots, ...]`; where it is not
-            counted, the same, which goes to the row of a plan that was another's.
+        rows: int32 `[slots]`, the row that each slot writes; from the number of rows on it is none.
+        entries: what each slot's client remembered, and remembers now, `[slots, ...]`; where it is
+            not counted, the same, which goes to the row of a plan that was another's.
         arrivals: of the round.
     """
     memories, shared = before

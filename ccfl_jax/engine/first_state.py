@@ -51,9 +51,10 @@ def init_state(
     server = as_a_round_takes_it(server)
     check_kinds(task, server, aggregate, rule)
     rule = rule or Rule()
-    # With dtypes of their own: Python's numbers would compile the first piece apart.
+    # With dtypes of their own: Python's numbers would compile the first piece apart. Copied: a user's
+    # arrays, which they may use again, are not to be donated.
     params = jax.tree.map(
-        lambda a: jnp.asarray(a, jnp.asarray(a).dtype),
+        lambda a: jnp.array(a, jnp.asarray(a).dtype),
         held("params", task.init(jax.random.fold_in(key, _INIT_STREAM))),
     )
     check_params(params)
@@ -70,4 +71,18 @@ def init_state(
         clients=client_memory.init(first, num_clients, memories),
         shared=jax.tree.map(lambda a: a * num_clients, mean),
     )
-    return state._replace(history=past.init(params, history_length, rule.message(mean, state)))
+    message = rule.message(mean, state)
+    return _unshared(state._replace(history=past.init(params, history_length, message)))
+
+
+def _unshared(state: State) -> State:
+    """The state with no array twice in it, of which the buffer could be donated only once."""
+    seen: set[int] = set()
+
+    def own(leaf: jax.Array) -> jax.Array:
+        if id(leaf) in seen:
+            return jnp.copy(leaf)
+        seen.add(id(leaf))
+        return leaf
+
+    return jax.tree.map(own, state)

@@ -1,0 +1,101 @@
+"""Every system with a model of bfloat16: it runs, donated, and its state keeps its dtypes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from quadratic_clients import DELAY, RATE, D, N, busy, data, task
+
+import ccfl_jax as ccfl
+from ccfl_jax import systems, terms
+
+SHORT = task()._replace(init=lambda key: {"x": jnp.arange(1, D + 1, dtype=jnp.bfloat16)})
+# No methods: what they are worth, the kind of a compressor, and what finds a clip.
+OTHERS = {"Compressor", "adaptive_clip", "bytes_of", "epsilon_of_sampling", "epsilon_of_schedule"}
+
+
+def of(rule=None, aggregate=None, server=None, noise=None, local=RATE, problem=SHORT):
+    server = ccfl.cc_fedavg() if server is None else server
+    server = server if noise is None else optax.chain(noise, server)
+    return ccfl.simulation(
+        problem, server, local, 1, "steps", "none", aggregate, lanes=2, rule=rule
+    )
+
+
+def private(rule, aggregate, noise):
+    return of(rule, aggregate, noise=noise)
+
+
+def sending(transform):
+    return of(terms.sending(transform))
+
+
+METHODS = {
+    "afa_cd": lambda: of(systems.afa_cd()),
+    "afa_cs": lambda: of(systems.afa_cs()),
+    "ca2fl": lambda: of(systems.ca2fl()),
+    "ditto": lambda: (lambda two, rule: of(rule, problem=two))(*systems.ditto(SHORT)),
+    "dp_fedavg": lambda: private(*systems.dp_fedavg(0.5, 1.0, 4)),
+    "dp_fedavg_adaptive": lambda: private(*systems.dp_fedavg_adaptive(1.0, 4, count_noise=1.0)),
+    "dp_ftrl": lambda: private(*systems.dp_ftrl(0.5, 1.0, 4, 3)),
+    "fadas": lambda: of(server=systems.fadas(0.1)),
+    "fedadagrad": lambda: of(server=systems.fedadagrad(0.1)),
+    "fedadam": lambda: of(server=systems.fedadam(0.1)),
+    "fedams": lambda: of(server=systems.fedams(0.1)),
+    "fedasync": lambda: of(systems.fedasync()),
+    "fedavg": lambda: of(systems.fedavg()),
+    "fedavgm": lambda: of(server=systems.fedavgm(0.1)),
+    "fedbuff": lambda: of(systems.fedbuff()),
+    "feddyn": lambda: of(systems.feddyn(0.5)),
+    "fedexp": lambda: of(*systems.fedexp()),
+    "fedlaavg": lambda: of(systems.fedlaavg()),
+    "fedlesam": lambda: of(systems.fedlesam()),
+    "fednova": lambda: of(*systems.fednova()),
+    "fedpa": lambda: of(systems.fedpa(0, 1, 2)),
+    "fedpd": lambda: of(systems.fedpd(0.5, 0.5)),
+    "fedprox": lambda: of(systems.fedprox(0.5)),
+    "fedyogi": lambda: of(server=systems.fedyogi(0.1)),
+    "gaussian_noise": lambda: sending(systems.gaussian_noise(0.1)),
+    "median": lambda: of(aggregate=systems.median()),
+    "mifa": lambda: of(systems.mifa(wait=False)),
+    "mimelite": lambda: of(*systems.mimelite()),
+    "personal": lambda: of(systems.personal(lambda path: True)),
+    "qfedavg": lambda: of(*systems.qfedavg(1.0, RATE)),
+    "quantise": lambda: sending(systems.quantise(4)),
+    "random_k": lambda: sending(systems.random_k(0.34)),
+    "sam": lambda: of(local=optax.chain(systems.sam(), optax.sgd(RATE))),
+    "scaffold": lambda: of(systems.scaffold(RATE)),
+    "sign": lambda: sending(systems.sign()),
+    "slower_when_stale": lambda: of(noise=systems.slower_when_stale(0.1)),
+    "slowmo": lambda: of(server=systems.slowmo(RATE)),
+    "top_k": lambda: sending(systems.top_k(0.34)),
+    "tree_noise": lambda: of(noise=systems.tree_noise(0.1, 3)),
+    "with_error_feedback": lambda: sending(systems.with_error_feedback(systems.top_k(0.34))),
+}
+NO_STEP = {"personal"}  # all of the model is the clients' own
+
+
+def test_no_system_is_left_out():
+    robust = {"krum", "trimmed_mean"} & {*systems.__all__}
+    assert METHODS.keys() | OTHERS | robust == {*systems.__all__}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_dtypes_of_a_bfloat16_model_last(name):
+    simulation = METHODS[name]()
+    state = simulation.init(jax.random.key(0), DELAY + 1, N)
+    before = jax.tree.map(lambda a: a.dtype, state)
+    first = [np.asarray(leaf, float) for leaf in jax.tree.leaves(state.params)]
+    for t in range(3):
+        piece = busy().rounds(t, t + 1)
+        state, info = ccfl.run_rounds(
+            simulation.round, state, piece, data(broken=False), donate=True
+        )
+        assert info.rejected.sum() == 0 and info.participants.sum() > 0
+        assert jax.tree.map(lambda a: a.dtype, state) == before
+    leaves = jax.tree.leaves(state._replace(key=0))
+    assert all(np.isfinite(np.asarray(leaf, float)).all() for leaf in leaves)
+    models = jax.tree.leaves(state.params)
+    assert {leaf.dtype for leaf in models} == {jnp.dtype(jnp.bfloat16)}
+    assert np.all(np.asarray(models[0], float) != first[0]) == (name not in NO_STEP)
