@@ -111,11 +111,11 @@ def visits(schedule, t, broken=True):
         yield i, s, k, i not in [other for other, *_ in here[place + 1 :]]
 
 
-def twin(schedule, visit, server_step, broken=True, idle=lambda: None):
-    """x_0, x_1, ...; `visit(t, xs, i, s, k, last)` gives an upload, and
+def twin(schedule, visit, server_step, broken=True, idle=lambda: None, first=X0):
+    """x_0 = `first`, x_1, ...; `visit(t, xs, i, s, k, last)` gives an upload, and
     `server_step(t, x, uploads, who)` x_{t+1}, `who` as `visits`; a round of nobody changes nothing,
     and calls `idle`."""
-    xs = [X0]
+    xs = [first]
     for t in range(schedule.num_rounds):
         who = list(visits(schedule, t, broken))
         uploads = [visit(t, xs, *one) for one in who]

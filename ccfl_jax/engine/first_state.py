@@ -51,8 +51,8 @@ def init_state(
     server = as_a_round_takes_it(server)
     check_kinds(task, server, aggregate, rule)
     rule = rule or Rule()
-    # With dtypes of their own: Python's numbers would compile the first piece apart. Copied: a user's
-    # arrays, which they may use again, are not to be donated.
+    # With dtypes of their own: Python's numbers would compile the first piece apart. Copied, as a
+    # user's own arrays are not to be donated.
     params = jax.tree.map(
         lambda a: jnp.array(a, jnp.asarray(a).dtype),
         held("params", task.init(jax.random.fold_in(key, _INIT_STREAM))),

@@ -46,14 +46,16 @@ def fedpa(burn_in: int, every: int, samples: int, shrinkage: float | jax.Array =
     every, samples = check_whole("every", every, 1), check_whole("samples", samples, 1)
     shrinkage = check_known("shrinkage", shrinkage)
 
+    averages = _averages(burn_in, every, samples)
+
     def local(visit: Visit, optimiser: Any) -> optax.GradientTransformation:
         del visit
-        return before(_averages(burn_in, every, samples), optimiser=optimiser)
+        return before(averages, optimiser=optimiser)
 
     def finish(visit: Visit, end: End) -> tuple[Params, Any]:
-        seen: Samples = end.optimiser[0]
-        # An iterate is seen by the step after it: the last one of a visit is not.
-        whole = jnp.clip((seen.step - 1 - burn_in) // every, 0, samples)
+        # An iterate is seen by the step after it: the last one of a visit here.
+        _, seen = averages.update((), end.optimiser[0], end.params)
+        whole = jnp.clip((end.info.steps - burn_in) // every, 0, samples)
         posterior = _posterior(visit.start, seen.sums, whole, shrinkage)
         return tree_util.select(whole > 0, posterior, end.upload), visit.memory
 
