@@ -73,7 +73,8 @@ def add_up(
         parameters = optax.tree.size(state.params)
         lanes = load_balancing.lanes(jax.default_backend(), parameters, len(steps), devices)
     groups, costs = load_balancing.groups(steps, min(lanes, len(steps)))
-    world = (groups, slots, state, data)
+    # Slots bring their memories: read within the loop, XLA would copy all of them in every round.
+    world = (groups, slots, state._replace(clients=()), data)
     run_groups = partial(_run_groups, visit)
     if mesh is None or mesh.size == 1:
         return run_groups(jnp.arange(len(groups)), len(groups), *world)

@@ -116,18 +116,14 @@ def build_round(
         work = jnp.where(slots.present, slots.work, 0)  # an absent slot takes no step
         steps = count_steps(work, _client(data, slots.client).size, batch_size, unit)
         (read, write), rows = _history_slots(slots, state), _memory_rows(slots)
-        # Outside the loop over the slots: from inside XLA would copy all memories in every round.
-        known = tree_util.read(state.clients, rows[0])
-        visits = _visits(rule, slots, read, work, steps, known)
-        start = state._replace(clients=())
-        total, report = add_up(visit, visits, steps, lanes, mesh, start, data)
+        visits = _visits(rule, slots, read, work, steps, tree_util.read(state.clients, rows[0]))
+        total, report = add_up(visit, visits, steps, lanes, mesh, state, data)
 
         arrivals = _arrivals(slots, report)
         uploads = report.upload if combine.stacked else total
         delta, memory = combine.finish(uploads, arrivals, state.aggregate)
-        clients, shared = client_memory.keep(
-            rule.shared, (state.clients, state.shared), rows[1], (known, report.memory), arrivals
-        )
+        known, entries = (state.clients, state.shared), (visits.memory, report.memory)
+        clients, shared = client_memory.keep(rule.shared, known, rows[1], entries, arrivals)
         mean = jax.tree.map(lambda a: a / len(data), shared)
         delta, loss = rule.combine(delta, mean, state), _mean_of(report.info.loss, report.counted)
         params, server_state = _server_step(server, delta, state, arrivals, loss)
