@@ -15,8 +15,9 @@ For every case, in a table and with `--json=FILE` as a list of objects:
 * `useful_steps`: the share of lanes' steps that were not masked.
 * `gflops`: samples times the operations a sample needs, counted by hand (`Workload.flops`);
   `product_gflops`: a 2048 x 2048 float32 matrix product after each workload, default precision.
-* `against`: the same rounds in other loops, in turn with ours: their samples per second and how
-  many times ours is that.
+* `memories`: rows of what clients remember, 0 where the method keeps nothing.
+* `against`: the same rounds in other loops, or of a system (`method`) by CC-FedAvg, in turn with
+  ours: their samples per second, and `times`, how many times ours is that, the median over pieces.
 * `error`: why a case gave none of these.
 """
 

@@ -17,6 +17,7 @@ import ccfl_jax as ccfl
 from ccfl_jax.engine import load_balancing
 
 from ..training import devices
+from .methods import Method, cc_fedavg
 from .workloads import Workload
 
 _PIECES = 5  # pieces in the time of a case
@@ -32,6 +33,7 @@ def measure(
     mesh: Mesh | None = None,
     lanes: int | None = None,
     others: dict[str, Callable[[ccfl.Schedule], int]] | None = None,
+    method: Method | None = None,
 ) -> dict[str, Any]:
     """Times one workload; the head of `experiments.bench` explains the entries.
 
@@ -40,30 +42,32 @@ def measure(
         seconds: to time it for, without compilation and `others`.
         mesh: devices that the clients are spread over, one by default.
         lanes: clients that advance together on a device; by default as `load_balancing.lanes`.
-        others: name -> a loop that trains a piece of schedule and returns its useful samples; each
-            does one round in turn with every piece of ours.
+        others: name -> a loop that trains a piece of schedule, or a part of it, and returns the
+            useful samples; each gets every piece after us.
+        method: what to train with; CC-FedAvg is then one of the others. By default that alone.
     """
     slots, count = workload.schedule.num_slots, 1 if mesh is None else mesh.size
     lanes = min(lanes or _default_lanes(workload, slots, count), slots)
     started = time.perf_counter()
-    advance = _prepare(workload, mesh, lanes)
+    advance, memories = _prepare(workload, mesh, lanes, method)
     compile_s = _timed(advance, workload.schedule.rounds(0, 0))[1]
     advance(cut(workload.schedule, 0, 1))
     first_round_s = time.perf_counter() - started
-    pieces, theirs = _time_pieces(workload.schedule, advance, seconds, others or {})
+    others = others or {}
+    if method is not None:
+        plain, _ = _prepare(workload, mesh, lanes)
+        others = others | {"cc_fedavg": lambda piece: int(plain(piece).samples.sum())}
+    pieces, theirs = _time_pieces(workload.schedule, advance, seconds, others)
 
     steps = np.concatenate([info.steps for info, _ in pieces])
-    samples_per_s = median(info.samples.sum() / s for info, s in pieces)
-    against = {
-        name: {"samples_per_s": median(rates), "times": samples_per_s / median(rates)}
-        for name, rates in theirs.items()
-    }
+    ours = [float(info.samples.sum() / s) for info, s in pieces]
+    samples_per_s = median(ours)
     return {
         "workload": workload.name,
         "device": device_name(),
         "devices": count,
         "lanes": lanes,
-        "samples_per_s": float(samples_per_s),
+        "samples_per_s": samples_per_s,
         "client_updates_per_s": float(median(info.present.sum() / s for info, s in pieces)),
         "rounds_per_s": float(median(len(info.steps) / s for info, s in pieces)),
         "pieces": len(pieces),
@@ -72,11 +76,18 @@ def measure(
         "first_round_s": first_round_s,
         "host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "device_mb": _device_mb(),
+        "memories": memories,
         "useful_steps": useful_steps(steps, lanes),
         "gflops": float(samples_per_s * workload.flops / 1e9),
         "product_gflops": product_gflops(),
-        "against": against,
+        "against": {name: _compared(ours, rates) for name, rates in theirs.items()},
     }
+
+
+def _compared(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Piece by piece: what slows the machine for a while slows both."""
+    ratios = [own / other for own, other in zip(ours, theirs, strict=True)]
+    return {"samples_per_s": median(theirs), "times": median(ratios)}
 
 
 def _default_lanes(workload: Workload, slots: int, count: int) -> int:
@@ -125,20 +136,31 @@ def device_name() -> str:
     return f"{os.cpu_count()} x {names[0].split(':')[1].strip()}" if names else device.device_kind
 
 
-def _prepare(workload: Workload, mesh: Mesh | None, lanes: int) -> Advance:
-    """A function that runs rounds, each call from the state of the last one."""
-    server = ccfl.cc_fedavg()
-    round_fn = ccfl.build_round(
+def _prepare(
+    workload: Workload, mesh: Mesh | None, lanes: int, method: Method | None = None
+) -> tuple[Advance, int]:
+    """A function that runs rounds, each call from the state of the last one; the memories kept.
+
+    Past the end of a schedule whose memories are planned clients begin anew, but the sum of what
+    they remembered goes on: it is for timing alone.
+    """
+    server, rule, aggregate = method or cc_fedavg(workload.local_lr)
+    simulation = ccfl.simulation(
         workload.task,
         server,
         workload.local_lr,
         workload.batch_size,
         normalise="none",
+        aggregate=aggregate,
         lanes=lanes,
         mesh=mesh,
+        rule=rule,
     )
-    length = int(workload.schedule.staleness.max()) + 1
-    state = ccfl.init_state(workload.task, server, jax.random.key(0), length)
+    schedule, num_clients = workload.schedule, len(workload.data)
+    rows = num_clients if schedule.recall is None else schedule.memory_rows()
+    length = int(schedule.staleness.max()) + 1
+    state = simulation.init(jax.random.key(0), length, num_clients, rows)
+    kept = jax.tree.leaves(state.clients)
     if mesh is None:
         data, state = jax.device_put((workload.data, state))
     else:
@@ -146,11 +168,11 @@ def _prepare(workload: Workload, mesh: Mesh | None, lanes: int) -> Advance:
 
     def advance(piece: ccfl.Schedule) -> ccfl.Info:
         nonlocal state
-        state, info = ccfl.run_rounds(round_fn, state, piece, data, donate=True)
+        state, info = ccfl.run_rounds(simulation.round, state, piece, data, donate=True)
         jax.block_until_ready(state)
         return info
 
-    return advance
+    return advance, rows if kept else 0
 
 
 def _time_pieces(
@@ -165,7 +187,7 @@ def _time_pieces(
     while len(pieces) < _PIECES or sum(s for _, s in pieces) < seconds:
         pieces.append(_timed(advance, cut(schedule, done, count)))
         for name, loop in others.items():
-            samples, taken = _timed(loop, cut(schedule, done, 1))
+            samples, taken = _timed(loop, cut(schedule, done, count))
             theirs[name].append(samples / taken)
         done += count
     return pieces, theirs

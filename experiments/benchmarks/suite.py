@@ -11,7 +11,7 @@ from ccfl_jax.io.files import replace_file
 
 from ..config.bench_flags import Case, Options
 from ..training import devices
-from . import measure, workloads
+from . import measure, methods, workloads
 
 
 def run(cases: Sequence[Case], options: Options) -> list[dict[str, Any]]:
@@ -48,6 +48,9 @@ def _measure(
     if case.rates is not None:
         return measure.measure_rates(workload, options.seconds, case.rates == "together")
     lanes = case.lanes or options.lanes
+    if case.method is not None:
+        method = getattr(methods, case.method)(workload.local_lr)
+        return measure.measure(workload, options.seconds, mesh, lanes, method=method)
     return measure.measure(workload, options.seconds, mesh, lanes, loops(workload))
 
 
@@ -61,13 +64,17 @@ def _loops(against: str | None) -> Callable[[workloads.Workload], dict]:
         if error.name != "torch":
             raise
         raise ImportError("--against: expected torch to be installed, found it missing") from None
-    return loops
+
+    def one_round(loop: Callable) -> Callable:
+        return lambda piece: loop(piece.rounds(0, 1))
+
+    return lambda workload: {name: one_round(loop) for name, loop in loops(workload).items()}
 
 
 def _report(result: dict[str, Any]) -> str:
     case = result["case"]
     words = [f"{name}={value}" for name, value in case.get("settings", {}).items()]
-    words += [f"{name}={case[name]}" for name in ("lanes", "rates") if name in case]
+    words += [f"{name}={case[name]}" for name in ("lanes", "rates", "method") if name in case]
     name = " ".join([case["workload"], *words])
     if "error" in result:
         return f"{name}: {result['error']}"
@@ -80,6 +87,8 @@ def _report(result: dict[str, Any]) -> str:
         "{useful_steps:.2f} with {lanes} lanes on {devices} devices; host {host_mb:.0f} MB\n"
         "  {gflops:.1f} of {product_gflops:.0f} GFLOP/s"
     ).format(**result)
+    if result["memories"]:
+        line += f"; {result['memories']} memories"
     if result["device_mb"] is not None:
         line += f"; device {result['device_mb']:.0f} MB"
     for other, found in result["against"].items():

@@ -168,6 +168,19 @@ def logistic_many(
     )
 
 
+def memory(
+    batch_size: int = 10,
+    num_clients: int = 350_000,
+    buffer_size: int = 100,
+    rounds: int = 200,
+    rows: int = 100_000,
+) -> Workload:
+    """`logistic_many` with 100 clients a round, and rows for those memories that are read again."""
+    own = logistic_many(batch_size, num_clients, buffer_size, rounds, rows)
+    schedule = own.schedule.remembered()
+    return own._replace(name=f"memory B={batch_size}", schedule=schedule)
+
+
 def asynchronous(
     concurrency: int,
     batch_size: int = 20,

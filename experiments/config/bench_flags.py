@@ -18,12 +18,15 @@ class Case(NamedTuple):
         lanes: clients that advance together on a device; None: the default.
         rates: nine trials that differ in the server's rate, "together" as one more batch axis or
             "apart", one after another; None: one run.
+        method: a function of `benchmarks.methods`, timed in turn with the same rounds of CC-FedAvg;
+            None: CC-FedAvg alone.
     """
 
     workload: str
     settings: dict[str, Any] = {}  # noqa: RUF012, it is not changed
     lanes: int | None = None
     rates: str | None = None
+    method: str | None = None
 
 
 def _variants() -> list[Case]:
@@ -49,9 +52,22 @@ WORKLOADS = {
     "cifar_resnet20": [Case("cifar_resnet20")],
     "logistic_many": [Case("logistic_many")],
     "async": [Case("asynchronous", {"concurrency": c}) for c in (10, 100, 1000)],
+    "systems": [
+        Case("fmnist_cnn", {"batch_size": 20}, method=method)
+        for method in ("scaffold", "feddyn", "fedprox", "median")
+    ],
+    "memory": [Case("memory", method="scaffold")],
 }
 _ALL = [case for cases in WORKLOADS.values() for case in cases]
-CASES = {**WORKLOADS, "all": _ALL, "accelerator": [*_ALL, *_variants()]}
+CASES = {
+    **WORKLOADS,
+    "all": _ALL,
+    "accelerator": [  # systems last, as time may run out
+        *(case for case in _ALL if case.method is None),
+        *_variants(),
+        *(case for case in _ALL if case.method is not None),
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -61,8 +77,8 @@ class Options:
     workload: str = flag(
         one_of(*CASES),
         "all",
-        "cases to time; accelerator: all of them, then lanes, lowerings of a convolution, "
-        "bfloat16, and nine rates together and apart",
+        "cases to time; systems, memory: in turn with CC-FedAvg; accelerator: all of them, and "
+        "lanes, lowerings of a convolution, bfloat16, and nine rates together and apart",
         "Benchmark",
     )
     seconds: float = flag(POSITIVE, 10.0, "to time each case for", "Benchmark")

@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,14 +12,14 @@ import pytest
 
 from ccfl_jax.models import Logistic
 from experiments import accelerator, bench
-from experiments.benchmarks import measure, workloads
+from experiments.benchmarks import measure, methods, suite, workloads
 from experiments.config import bench_flags
 from experiments.config.bench_flags import CASES, Case
 
 KEYS = {
     *("workload", "device", "devices", "lanes", "samples_per_s", "client_updates_per_s"),
     *("rounds_per_s", "pieces", "rounds", "compile_s", "first_round_s", "host_mb", "device_mb"),
-    *("useful_steps", "gflops", "product_gflops", "against"),
+    *("memories", "useful_steps", "gflops", "product_gflops", "against"),
 }
 NOISE = workloads._images(np.random.default_rng([0]), 60, (28, 28, 1))
 TINY = {
@@ -26,10 +27,11 @@ TINY = {
     "stackoverflow_lr": {"batch_size": 4, "num_clients": 3, "samples": 4},
     "cifar_resnet20": {"batch_size": 2, "num_clients": 2, "samples": 2},
     "logistic_many": {"num_clients": 500, "buffer_size": 70, "rows": 50},
+    "memory": {"num_clients": 500, "buffer_size": 7, "rows": 50},
     "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
 }
 SMALL = {name: partial(getattr(workloads, name), rounds=4, **tiny) for name, tiny in TINY.items()}
-LONG = {*SMALL} - {"logistic_many"}  # a compilation each; one by default
+LONG = {*SMALL} - {"logistic_many", "memory"}  # a compilation each; one by default
 
 
 @pytest.fixture(autouse=True)
@@ -65,21 +67,70 @@ def test_every_workload_is_timed_in_turn_with_another_loop(name):
     assert result["first_round_s"] > result["compile_s"] > 0
     assert 0 < result["useful_steps"] <= 1
     assert result["pieces"] >= 2 and result["rounds"] >= 2
-    assert set(seen) == {1} and len(seen) == result["pieces"] + 1  # one round to warm up
-    other = result["against"]["loop"]
-    assert other["times"] == pytest.approx(result["samples_per_s"] / other["samples_per_s"])
+    assert seen[0] == 1 and len(seen) == result["pieces"] + 1  # one round to warm up
+    assert sum(seen[1:]) == result["rounds"]  # the same pieces
+    assert result["against"]["loop"]["times"] > 0 and result["memories"] == 0
+
+
+def test_times_are_the_median_of_each_pieces_ratio(monkeypatch):
+    """Ours takes 4, 2 and 1 s for 8 samples, the other loop 2, 2 and 2 s."""
+    monkeypatch.setattr(measure, "_PIECES", 3)
+    info = SimpleNamespace(**{name: np.full((1, 1), 8) for name in ("samples", "present", "steps")})
+    theirs = {"loop": [4.0, 4.0, 4.0]}
+    pieces = [(info, seconds) for seconds in (4.0, 2.0, 1.0)]
+    monkeypatch.setattr(measure, "_time_pieces", lambda *_: (pieces, theirs))
+    monkeypatch.setattr(measure, "_prepare", lambda *_: (lambda piece: info, 0))
+    found = measure.measure(SMALL["logistic_many"](), 0.01)["against"]["loop"]
+    assert found == {"samples_per_s": 4.0, "times": 1.0}  # of 0.5, 1 and 2
+
+
+def method_names():
+    return {case.method for case in CASES["all"]} - {None}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n != "median" else [])
+        for n in sorted(method_names())
+    ],
+)
+def test_every_method_is_timed_in_turn_with_cc_fedavg(name):
+    workload = SMALL["fmnist_cnn"]()
+    method = getattr(methods, name)(workload.local_lr)
+    result = measure.measure(workload, 0.01, method=method)
+    assert result.keys() == KEYS and result["against"].keys() == {"cc_fedavg"}
+    assert result["against"]["cc_fedavg"]["samples_per_s"] > 0
+    assert result["memories"] == (5 if method.rule and name != "fedprox" else 0)
+
+
+def test_memories_are_bounded_by_the_plan():
+    """Of clients that come again at once, not of all 500; also where the schedule repeats."""
+    workload = SMALL["memory"]()
+    method = methods.scaffold(workload.local_lr)
+    result = measure.measure(workload, 0.05, method=method)
+    assert 1 < result["memories"] == workload.schedule.memory_rows() <= 4 * 7
+    assert result["rounds"] > 4 and result["against"]["cc_fedavg"]["times"] > 0
 
 
 def test_pieces_go_on_from_each_other():
     """Samples counted are those of the schedule's rows, in order and round and round."""
     workload = SMALL["fmnist_cnn"]()
-    advance = measure._prepare(workload, None, 1)
+    advance, _ = measure._prepare(workload, None, 1)
     schedule, sizes = workload.schedule, np.asarray(workload.data.sizes)
     samples = (schedule.work * sizes[schedule.client]).sum(1)
     for first, count in ((0, 1), (1, 2), (3, 3)):  # the last one passes the end
         info = advance(measure.cut(schedule, first, count))
         expected = samples[np.arange(first, first + count) % 4]
         np.testing.assert_array_equal(info.samples.sum(1), expected)
+
+
+def test_torch_loops_do_one_round_of_a_piece(monkeypatch):
+    workload, seen = SMALL["logistic_many"](), []
+    module = SimpleNamespace(loops=lambda workload: {"torch": lambda piece: seen.append(piece)})
+    monkeypatch.setitem(sys.modules, "experiments.benchmarks.torch_loops", module)
+    suite._loops("torch")(workload)["torch"](workload.schedule.rounds(1, 3))
+    np.testing.assert_array_equal(seen[0].client, workload.schedule.client[1:2])
 
 
 def test_useful_steps_by_hand():
@@ -145,7 +196,7 @@ def test_torch_loops_count_the_same_samples(name, monkeypatch):
     monkeypatch.setattr(torch_loops, "TABLE_SIZE", workloads.TABLE_SIZE)
     workload = SMALL[name]()
     piece = workload.schedule.rounds(0, 2)
-    ours = measure._prepare(workload, None, 1)(piece).samples.sum()
+    ours = measure._prepare(workload, None, 1)[0](piece).samples.sum()
     for loop in torch_loops.loops(workload).values():
         assert loop(piece) == ours
 
