@@ -54,7 +54,7 @@ def fedpa(burn_in: int, every: int, samples: int, shrinkage: float | jax.Array =
 
     def finish(visit: Visit, end: End) -> tuple[Params, Any]:
         # An iterate is seen by the step after it: the last one of a visit here.
-        _, seen = averages.update((), end.optimiser[0], end.params)
+        seen: Any = averages.update((), end.optimiser[0], end.params)[1]
         whole = jnp.clip((end.info.steps - burn_in) // every, 0, samples)
         posterior = _posterior(visit.start, seen.sums, whole, shrinkage)
         return tree_util.select(whole > 0, posterior, end.upload), visit.memory

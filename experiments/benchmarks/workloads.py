@@ -176,9 +176,14 @@ def memory(
     rows: int = 100_000,
 ) -> Workload:
     """`logistic_many` with 100 clients a round, and rows for those memories that are read again."""
-    own = logistic_many(batch_size, num_clients, buffer_size, rounds, rows)
-    schedule = own.schedule.remembered()
-    return own._replace(name=f"memory B={batch_size}", schedule=schedule)
+    own = logistic_many(
+        batch_size=batch_size,
+        num_clients=num_clients,
+        buffer_size=buffer_size,
+        rounds=rounds,
+        rows=rows,
+    )
+    return own._replace(name=f"memory B={batch_size}", schedule=own.schedule.remembered())
 
 
 def asynchronous(

