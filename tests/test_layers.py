@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 ROWS = {
     "ccfl_jax": ["checks", "theory io data algorithm", "models schedules",
                  "clock engine systems", "runs"],
-    "experiments": ["config", "figures corpora", "training", "sweeps schedules benchmarks", "paper",
-                    "commands"],
+    "experiments": ["config", "figures corpora", "training", "sweeps schedules benchmarks",
+                    "paper arena", "commands"],
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: s
         edge = f"; on the grid's edge: {', '.join(choice.on_edge)}" if choice.on_edge else ""
         print(f"best      {server}: {selection.line(choice)}{edge}")
     trials = _final_trials(preset, choices, seeds)
-    _carry_over(tried, trials, folder / "final")
+    results.carry_over(tried, trials, folder / "final")
     final = runner.run(trials, folder / "final") if trials else []
     canvas.drawn(folder, partial(_draw, preset, final, folder))
     verdicts = claims.judge(preset, final)
@@ -76,16 +76,6 @@ def _final_trials(preset: Preset, choices: dict[str, Choice], seeds: int) -> Tri
             for seed in range(seeds):
                 trials |= presets.trial(preset, {**choice.varied, **change, "seed": seed})
     return trials
-
-
-def _carry_over(tried: Sequence[Record], trials: Trials, folder: Path) -> None:
-    """Copies the records of the grid with the same settings: seed 0 and the same rounds."""
-    for name, trial in trials.items():
-        known = [
-            one for one in tried if one.status != "failed" and results.is_of(one, trial.config)
-        ]
-        if known and not results.exists(folder, name):
-            results.write(folder, known[0]._replace(name=name, varied=trial.varied))
 
 
 def _draw(preset: Preset, final: Sequence[Record], folder: Path) -> None:

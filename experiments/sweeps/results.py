@@ -197,6 +197,14 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < _LARGEST
 
 
+def carry_over(tried: Sequence[Record], trials: Trials, folder: Path) -> None:
+    """Copies the records with the same settings as trials of `folder`, but other names."""
+    for name, trial in trials.items():
+        known = [one for one in tried if one.status != "failed" and is_of(one, trial.config)]
+        if known and not exists(folder, name):
+            write(folder, known[0]._replace(name=name, varied=trial.varied))
+
+
 def write_table(
     path: str | os.PathLike, records: Sequence[Record], stages: Sequence[str] = ()
 ) -> None:

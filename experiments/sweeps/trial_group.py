@@ -157,16 +157,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         return ccfl.run_trials(round_fn, states, piece, data, mesh, donate=True)
 
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
-        found = [
-            ccfl.evaluate_trials(task, states.params, own, mesh=mesh)
-            for own in group.task_data.scored
-        ]
-        shares = parts.adaptive_shares(numbers, states)
-        every = []
-        for k in range(len(configs)):
-            test, *held = ({name: float(a[k]) for name, a in own.items()} for own in found)
-            every.append((test, parts.further(held, float(shares[k]))))
-        return every
+        return _scores(group.task_data, numbers, states)[: len(configs)]
 
     return Program(
         group.config,
@@ -176,6 +167,20 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         advance,
         evaluate,
     )
+
+
+def _scores(
+    data: TaskData, numbers: method.Numbers, states: ccfl.State
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """For each trial its scores on the test set, and the further columns of its row."""
+    found = [
+        ccfl.evaluate_trials(data.task, states.params, own, mesh=data.mesh) for own in data.scored
+    ]
+    every = []
+    for k, share in enumerate(parts.adaptive_shares(numbers, states).tolist()):
+        test, *held = ({name: float(a[k]) for name, a in own.items()} for own in found)
+        every.append((test, parts.further(held, share)))
+    return every
 
 
 def _numbers(configs: Sequence[Config]) -> method.Numbers:

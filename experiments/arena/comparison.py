@@ -1,0 +1,116 @@
+"""A comparison of methods: schedules, tuning, final runs, tables and figures."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from ccfl_jax.io.files import replace_file
+from ccfl_jax.runs import run_config
+
+from ..config.compare_flags import WORLDS
+from ..config.methods import name_of
+from ..config.schedule_flags import parse_schedule
+from ..figures import canvas, curves
+from ..schedules import make
+from ..sweeps import results, runner, selection, tables
+from ..sweeps.results import Record
+from ..training import devices
+from . import plan as planning
+from . import scores
+from .plan import Plan
+
+
+def compare(plan: Plan, command: str) -> int:
+    """Trains what is not done in every world, and writes tables; returns the exit code."""
+    every, stages, rows, summary = [], [], [], {}
+    worlds = plan.options.worlds.split(",")
+    grids = {world: planning.tuning(plan, world) for world in worlds}  # refused before any work
+    devices.start(next(iter(grids[worlds[0]].values())).config)  # before JAX makes its own
+    for world in worlds:
+        print(f"\nworld     {world}")
+        for line in schedules(plan, world):
+            print(line)
+        folder = plan.folder / world
+        tried = runner.run(grids[world], folder / "tuning")
+        choices = _choices(tried)
+        for method, choice in choices.items():
+            print(f"best      {method}: {_line(plan, method, choice)}")
+        chosen = [one.varied for one in choices.values() if one is not None]
+        trials = planning.final(plan, world, chosen)
+        results.carry_over(tried, trials, folder / "final")
+        final = runner.run(trials, folder / "final") if trials else []
+        own = scores.table(final, plan.options.target)
+        rows += [{"world": world, **row} for row in own]
+        print(tables.as_markdown(own))
+        canvas.drawn(folder, partial(_draw, final, plan, world))
+        every += [*tried, *final]
+        stages += [f"{world} tuning"] * len(tried) + [f"{world} final"] * len(final)
+        summary[world] = {
+            name: None if one is None else one.setting for name, one in choices.items()
+        }
+    for ending, written in (
+        ("md", tables.as_markdown),
+        ("csv", tables.as_csv),
+        ("tex", tables.as_latex),
+    ):
+        replace_file(plan.folder / f"table.{ending}", written(rows))
+    results.write_table(plan.folder / results.RESULTS, every, stages)
+    found = {"command": command, "environment": run_config.environment(), "chosen": summary}
+    results.write_summary(plan.folder / results.SUMMARY, found | {"table": rows})
+    print(f"results   {plan.folder / 'table.md'}, {plan.folder / results.SUMMARY}")
+    return runner.exit_code(every)
+
+
+def schedules(plan: Plan, world: str) -> list[str]:
+    """Makes the schedules of a world that do not exist, one for each seed; says which."""
+    lines = []
+    for seed in range(plan.options.seeds):
+        file = str(planning.schedule_file(plan, world)).replace("{seed}", str(seed))
+        # The clock makes the delays of its worlds itself.
+        own = [w for w in plan.flags if world == "paper" or not w.startswith("--max_delay=")]
+        words = ["compare", *own, f"--seed={seed}", f"--file={file}", *WORLDS[world]]
+        request = parse_schedule(words)
+        if request.file.exists():
+            continue
+        request.file.parent.mkdir(parents=True, exist_ok=True)
+        make.world(request.config, request.options).schedule.save(request.file)
+        lines.append(f"schedule  {request.file}")
+    return lines
+
+
+def _choices(tried: Sequence[Record]) -> dict[str, Record | None]:
+    """method -> the trial with the best score of the held-out samples; None without any."""
+    found: dict[str, list[Record]] = {}
+    for one in tried:
+        found.setdefault(name_of(one.config), []).append(one)
+    return {method: _best(members) for method, members in found.items()}
+
+
+def _best(members: Sequence[Record]) -> Record | None:
+    scored = [(selection.tail_mean(one, "validation"), one) for one in members]
+    known = [(score, one) for score, one in scored if score is not None]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def _line(plan: Plan, method: str, choice: Record | None) -> str:
+    if choice is None:
+        return "no finished trial has a score of the held-out samples"
+    edges = planning.on_edge(
+        method, {n: v for n, v in choice.varied.items() if n != "method"}, plan
+    )
+    edge = f"; the first or last tried: {', '.join(edges)}" if edges else ""
+    score = selection.tail_mean(choice, "validation")
+    return f"{choice.setting}, held-out {choice.score} {score:.4f}{edge}"
+
+
+def _draw(final: Sequence[Record], plan: Plan, world: str) -> None:
+    """The curves of the methods over rounds and, with a clock, over virtual time."""
+    runs: dict[str, list] = {}
+    for one in final:
+        if len(one.rows) > 1:
+            runs.setdefault(name_of(one.config), []).append(one.rows)
+    if not runs:
+        return
+    has_clock = all(row["virtual_time"] is not None for own in runs.values() for row in own[0])
+    for x in ("round", *(["virtual_time"] if has_clock else [])):
+        paths = [plan.folder / f"{world}-{x}.{ending}" for ending in ("png", "svg")]
+        curves.draw_methods(runs, paths, f"{world}: {len(runs)} methods", x)

@@ -1,0 +1,108 @@
+"""The trials of a comparison: the same arrivals and the same budget for each method."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy.stats import qmc
+
+from ..config import compare_flags as known
+from ..config.compare_flags import Options
+from ..config.methods import METHODS, SERVERS
+from ..config.run_flags import parse
+from ..config.sweep_flags import Trial, Trials, name_of
+
+
+class Plan(NamedTuple):
+    """A comparison.
+
+    Attributes:
+        flags: `--NAME=VALUE`, common to all trials.
+        fixed: the names of flags that are not tuned, as they are among them.
+        options: methods, worlds, budget.
+        folder: of the comparison.
+    """
+
+    flags: list[str]
+    fixed: set[str]
+    options: Options
+    folder: Path
+
+
+def schedule_file(plan: Plan, world: str) -> Path:
+    """The schedule of a world, with {seed} for the seed."""
+    return plan.folder / "worlds" / f"{world}-{{seed}}.npz"
+
+
+def tuning(plan: Plan, world: str) -> Trials:
+    """The trials by which settings are chosen, all with seed 0."""
+    rounds = plan.options.tune_rounds
+    own = [] if rounds is None else [f"--rounds={rounds}"]
+    trials = {}
+    for method in plan.options.methods.split(","):
+        for setting in settings(method, plan.options.budget, plan.fixed):
+            trials |= trial(plan, world, {"method": method, **setting}, own)
+    return trials
+
+
+def final(plan: Plan, world: str, chosen: Sequence[dict[str, str]]) -> Trials:
+    """Each chosen setting with every seed."""
+    trials = {}
+    for setting in chosen:
+        for seed in range(plan.options.seeds):
+            trials |= trial(plan, world, {**setting, "seed": str(seed)}, [])
+    return trials
+
+
+def trial(plan: Plan, world: str, setting: dict[str, str], more: list[str]) -> Trials:
+    """name -> the trial of a setting."""
+    words = [f"--{name}={value}" for name, value in setting.items()]
+    own = [word for word in plan.flags if not word.startswith("--max_delay=")]  # the file's
+    place = f"--schedule_file={schedule_file(plan, world)}"
+    config = parse(["compare", *own, *more, place, *words])
+    return {name_of(setting): Trial(setting, replace(config, out_dir=None))}
+
+
+def settings(method: str, budget: int, fixed: set[str]) -> list[dict[str, str]]:
+    """As many points of the rates as the budget: of a Halton sequence, the same for all methods.
+
+    They are even in the logarithm of each rate, over ranges that go with the unit of the server's:
+    that of an adaptive step, of a whole upload, or of one divided by its work.
+    """
+    own, server = METHODS[method], METHODS[method]["server"]
+    is_adaptive = "eps" in SERVERS[server]
+    ranges: dict[str, tuple[float, float]] = {}
+    if "adam" not in own.get("local", ""):
+        ranges["local_lr"] = known.LOCAL_LR
+    if server != "cc_fedavg":
+        undivided = own.get("normalise") == "none"
+        plain = known.UNDIVIDED if undivided else known.DIVIDED
+        ranges["server_lr"] = known.ADAPTIVE if is_adaptive else plain
+    if is_adaptive:
+        ranges["eps"] = known.EPS
+    tuned = {name: one for name, one in ranges.items() if name not in fixed}
+    points = qmc.Halton(3, seed=0).random(budget)
+    found = [
+        {
+            name: _text(low + u * (high - low))
+            for (name, (low, high)), u in zip(tuned.items(), row[: len(tuned)], strict=True)
+        }
+        for row in points.tolist()
+    ]
+    return [dict(pairs) for pairs in dict.fromkeys(tuple(one.items()) for one in found)]
+
+
+def _text(power: float) -> str:
+    return f"{10**power:.2g}"
+
+
+def on_edge(method: str, setting: dict[str, Any], plan: Plan) -> list[str]:
+    """The rates of a chosen setting that are the smallest or largest of those tried."""
+    tried = settings(method, plan.options.budget, plan.fixed)
+    edges = []
+    for name, value in setting.items():
+        values = [float(one[name]) for one in tried if name in one]
+        if len(values) > 1 and float(value) in (min(values), max(values)):
+            edges.append(name)
+    return edges

@@ -1,0 +1,71 @@
+"""The table of a comparison: scores of the seeds, and what it took to a target."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..config.methods import name_of
+from ..sweeps import selection
+from ..sweeps.results import Record
+
+
+def table(final: Sequence[Record], target: float | None) -> list[dict[str, str]]:
+    """A row for each method, the best first: mean and standard error over its seeds.
+
+    Scores are means over the last fifth of the rounds; with a target, the rounds, virtual hours and
+    bytes sent until a row first has a test score of at least it, means over the seeds, where all
+    have one.
+    """
+    members: dict[str, list[Record]] = {}
+    for one in final:
+        members.setdefault(name_of(one.config), []).append(one)
+    rows = [_row(method, own, target) for method, own in members.items()]
+    return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+
+
+def _row(method: str, own: list[Record], target: float | None) -> tuple[float, dict[str, str]]:
+    varied = {n: v for n, v in own[0].varied.items() if n not in ("method", "seed")}
+    row = {"method": method, **{name: "" for name in ("local_lr", "server_lr", "eps")}, **varied}
+    test = [selection.tail_mean(one, "test") for one in own]
+    held = [selection.tail_mean(one, "validation") for one in own]
+    row |= {"test": mean_and_error(test), "held out": mean_and_error(held)}
+    if target is not None:
+        row |= _to_target(own, target)
+    known = [score for score in test if score is not None]
+    return (sum(known) / len(known) if len(known) == len(own) else -math.inf), row
+
+
+def mean_and_error(values: Sequence[float | None]) -> str:
+    """Mean ± standard error of values; how many there are, where some are missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return f"{len(known)} of {len(values)} finished"
+    if len(known) < 2:
+        return f"{known[0]:.4f}"
+    return f"{np.mean(known):.4f} ± {np.std(known, ddof=1) / math.sqrt(len(known)):.4f}"
+
+
+def _to_target(own: Sequence[Record], target: float) -> dict[str, str]:
+    """Columns of what it took until the test score was at the target first."""
+    first = [reached(one, target) for one in own]
+    label, names = f"to {target:g}", ("rounds", "hours", "MB sent")
+    if None in first:
+        count = sum(row is not None for row in first)
+        return {f"{name} {label}": f"{count} of {len(own)}" for name in names}
+    values = [
+        [row["round"] for row in first],
+        [row["virtual_time"] for row in first],
+        [row["bytes_sent"] / 1e6 for row in first],
+    ]
+    values[1] = [None if value is None else value / 3600 for value in values[1]]
+    shown = ["" if None in value else f"{np.mean(value):.4g}" for value in values]
+    return {f"{name} {label}": text for name, text in zip(names, shown, strict=True)}
+
+
+def reached(one: Record, target: float) -> dict[str, Any] | None:
+    """The first row whose test score is at least the target."""
+    column = f"test_{one.score}" if one.rows else ""
+    rows = (row for row in one.rows if row[column] is not None and row[column] >= target)
+    return next(rows, None)

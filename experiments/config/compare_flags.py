@@ -1,0 +1,70 @@
+"""The flags of a comparison, besides those of a run: methods, worlds, budget."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import flag as flags
+from .flag import POSITIVE, Domain, flag, one_of, whole
+from .methods import METHODS
+
+_GROUP = "Comparison"
+_TASKS = ["--world=clock", "--step=log_normal(0,1,60)", "--concurrency=20"]
+# World -> the flags of `schedule` that make it: cohorts and random delays, or devices of which some
+# are slow, always available, at night, or by the labels that they have.
+WORLDS = {
+    "paper": ["--world=paper"],
+    "devices": _TASKS,
+    "nights": [*_TASKS, "--availability=diurnal(22,8)"],
+    "labels": [*_TASKS, "--availability=label(86400)"],
+}
+# What is tuned -> from and to which power of ten. Of the server's rates: of adaptive servers, of
+# undivided uploads, of divided ones.
+LOCAL_LR, EPS = (-3.0, -1.0), (-6.0, -2.0)
+ADAPTIVE, UNDIVIDED, DIVIDED = (-3.0, 0.0), (-1.0, 0.5), (0.0, 2.0)
+
+
+def _names(known: Any) -> Domain:
+    """Some of the names, with a comma between two, none twice."""
+    plain = one_of(*known)
+
+    def holds(text: str) -> bool:
+        names = text.split(",")
+        return set(names) <= set(known) and len(set(names)) == len(names)
+
+    return plain._replace(expected=f"of {plain.expected}, with commas", holds=holds)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The flags of a comparison besides those of a run, which are common to all its trials."""
+
+    methods: str = flag(
+        _names(METHODS),
+        "fedavg,fedprox,scaffold,feddyn,fedbuff,fadas,cc_fedsgd,cc_fedams",
+        "systems to compare",
+        _GROUP,
+    )
+    worlds: str = flag(
+        _names(WORLDS),
+        "paper",
+        "who comes when; paper: random delays; devices: slow and fast ones on a clock; nights: "
+        "they charge at night; labels: they come by their labels",
+        _GROUP,
+    )
+    budget: int = flag(
+        whole(1, 1000),
+        8,
+        "settings tried of each method: points of local_lr, server_lr and, of adaptive servers, "
+        "eps, those that the command line does not give",
+        _GROUP,
+    )
+    tune_rounds: int | None = flag(
+        whole(1), None, "rounds of those trials; unset: as of the others", _GROUP
+    )
+    seeds: int = flag(whole(1, 1000), 3, "runs of each chosen setting", _GROUP)
+    target: float | None = flag(
+        POSITIVE, None, "test score: rounds, hours and bytes to it are columns", _GROUP
+    )
+
+
+COMPARE = flags.table(Options)
