@@ -61,7 +61,7 @@ def run_rounds(
     state, round_fn = held("state", state), held("round_fn", round_fn)
     check_schedule(schedule, len(data), int(state.round), np.asarray(state.history.version))
     if memories := jax.tree.leaves(state.clients):
-        memory_plan.check_rows(schedule.recall, len(memories[0]), len(data))
+        memory_plan.check_rows(schedule.rows, schedule.recall, len(memories[0]), len(data))
     slots, rounds = padded(schedule)
     function, given = taken_apart(round_fn)
     run = compiled(loop, function, donate_argnums=(1,) if donate else ())
@@ -112,7 +112,7 @@ def padded(schedule: Schedule) -> tuple[Schedule, int]:
         return jnp.asarray(np.pad(a, widths), bool if a.dtype == bool else jnp.int32)
 
     # Static fields are part of the program; only the unit of work changes it.
-    plain = schedule.replace(time=None, num_clients=None, first_round=None)
+    plain = schedule.replace(time=None, num_clients=None, first_round=None, rows=None)
     return jax.tree.map(fill, plain), rounds
 
 

@@ -160,14 +160,16 @@ def _check_trials(
     if len(units) > 1:
         raise ValueError(f"work_unit: expected the same in each trial, found {', '.join(units)}")
     kept = np.asarray(states.history.version)
-    if len(schedules) == 1:  # trials with equal histories need one check
+    if alike := len(schedules) == 1:  # trials with equal histories need one check
         kept = np.unique(kept, axis=0)
         schedules = schedules * len(kept)
     num_clients, memories = data.offsets.shape[-1] - 1, jax.tree.leaves(states.clients)
     for one, versions in zip(schedules, kept, strict=True):
         check_schedule(one, num_clients, first, versions)
         if memories:
-            memory_plan.check_rows(one.recall, memories[0].shape[1], num_clients)
+            # Those of the largest plan, where trials have plans of their own.
+            planned = one.rows if alike else None
+            memory_plan.check_rows(planned, one.recall, memories[0].shape[1], num_clients)
 
 
 def _each_trial(

@@ -47,22 +47,28 @@ def rows_needed(client: np.ndarray, works: np.ndarray) -> int:
     return int((begin - end).cumsum().max(initial=0))
 
 
-def check_rows(recall: np.ndarray | None, rows: int, num_clients: int) -> None:
+def check_rows(planned: int | None, recall: np.ndarray | None, rows: int, num_clients: int) -> None:
     """Checks the number of rows of memories against a schedule's plan, or the clients.
+
+    Args:
+        planned: the rows of the plan, where it tells.
+        recall: the plan, or None.
+        rows: of the memories.
+        num_clients: n.
 
     Raises:
         ValueError: with both numbers.
     """
-    if recall is None:
-        if rows != num_clients:
-            raise ValueError(
-                f"state.clients: expected {num_clients} rows, one for each client, found {rows} (a "
-                "schedule remembered() needs fewer)"
-            )
-    elif recall.size and recall.max() >= rows:
+    if recall is None and rows != num_clients:
         raise ValueError(
-            f"memories: expected at least {recall.max() + 1} rows, as the schedule's plan, found "
-            f"{rows}"
+            f"state.clients: expected {num_clients} rows, one for each client, found {rows} (a "
+            "schedule remembered() has others)"
+        )
+    if recall is not None and planned is None:
+        planned = max(rows, int(recall.max(initial=0)) + 1)
+    if recall is not None and rows != planned:
+        raise ValueError(
+            f"state.clients: expected {planned} rows, as in the schedule's plan, found {rows}"
         )
 
 

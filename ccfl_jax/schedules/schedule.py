@@ -42,9 +42,9 @@ class Schedule:
         work_unit: what `work` counts, "epochs" or "steps"; None leaves it to `build_round`.
         first_round: of a piece that `rounds` cut, the round t of its row 0, which alone may be run
             next from a state before round t; None: any.
-        recall: int32, the row of what the slot's client remembers, as `remembered` gives it; None
-            where every client has a row of its own.
+        recall: int32, the row of what the slot's client remembers (`remembered`); None: its own.
         store: int32, the row that what it then remembers goes to; one past the last drops it.
+        rows: how many rows that plan has, which a state of it has too.
     """
 
     client: np.ndarray
@@ -60,6 +60,7 @@ class Schedule:
     first_round: int | None = dataclasses.field(default=None, metadata={"static": True})
     recall: np.ndarray | None = None
     store: np.ndarray | None = None
+    rows: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def num_rounds(self) -> int:
@@ -137,7 +138,7 @@ class Schedule:
         """
         own = self.checked()
         recall, store = memory_plan.plan(own.client, own.working())
-        return own.replace(recall=recall, store=store)
+        return own.replace(recall=recall, store=store, rows=self.memory_rows())
 
     def working(self) -> np.ndarray:
         """bool `[rounds, slots]`: the slots that train: present, and with work."""

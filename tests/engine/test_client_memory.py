@@ -225,14 +225,14 @@ def test_trials_that_do_not_fit_are_refused():
 
     message = (
         "state.clients: expected 9 rows, one for each client, found 8 (a schedule remembered() "
-        "needs fewer)"
+        "has others)"
     )
     refused(message, ccfl.run_trials, *of(RING, 8))
     refused(message, ccfl.run_trials, *of([RING, RING], 8))
     message = "schedule: expected a plan for all trials or none, found 1 of 2"
     refused(message, ccfl.run_trials, *of([RING, SCHEDULES[1]], N))
     needed = SCHEDULES[1].memory_rows()
-    message = f"memories: expected at least {needed} rows, as the schedule's plan, found 2"
+    message = f"state.clients: expected {needed} rows, as in the schedule's plan, found 2"
     refused(message, ccfl.run_trials, *of(SCHEDULES[1], 2))
     message = "schedule: expected recall and store, or neither, found store alone"
     half = SCHEDULES[0].replace(recall=None)

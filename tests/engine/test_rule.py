@@ -172,13 +172,15 @@ def test_a_state_of_another_rule_or_of_other_clients_is_refused():
     refused(message, with_rule.init, key, 4)
     message = (
         "state.clients: expected 9 rows, one for each client, found 8 (a schedule remembered() "
-        "needs fewer)"
+        "has others)"
     )
     refused(message, ccfl.run_rounds, with_rule.round, with_rule.init(key, 4, 8), schedule, data())
     planned = schedule.remembered()
-    message = f"memories: expected at least {planned.memory_rows()} rows, as the schedule's plan, "
-    state = with_rule.init(key, 4, N, 2)
-    refused(message + "found 2", ccfl.run_rounds, with_rule.round, state, planned, data())
+    rows = planned.memory_rows()
+    message = f"state.clients: expected {rows} rows, as in the schedule's plan, found "
+    for found in (2, rows + 1):
+        state = with_rule.init(key, 4, N, found)
+        refused(f"{message}{found}", ccfl.run_rounds, with_rule.round, state, planned, data())
     message = "memories: expected at most ... of 1.2e-05 MB (a device has ... GB), found ..."
     refused(message, with_rule.init, key, 4, 2**31, 2**40)
     refused("rule: expected a ccfl.Rule or None, found 3", ccfl.simulation, task(), server, rule=3)

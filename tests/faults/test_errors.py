@@ -21,7 +21,7 @@ from experiments import train
 from experiments.config import run_flags
 from experiments.config.run_flags import RUN
 from experiments.corpora import apt_lists
-from experiments.training import parts
+from experiments.training import method, parts
 
 ROOT = Path(__file__).parents[2]
 UNKNOWN = "expected a flag that --help names, found an unknown one"
@@ -115,7 +115,7 @@ def test_help_is_short_and_has_each_section_once(capsys):
     text = capsys.readouterr().out
     sections = [*dict.fromkeys(one.section for one in RUN.values())]
     assert re.findall(r"^([A-Z][a-z ]+):$", text, re.MULTILINE) == sections
-    assert text.count("\n") <= 100
+    assert text.count("\n") <= 120
 
 
 def evaluated(y, x=0.0):
@@ -133,7 +133,7 @@ def owners(*args):
 
 def first_state(*args):
     own, key = config(*args), jax.random.key(0)
-    return parts.first_state(own, softmax_task(), own.max_delay + 1, parts.rates(own), key)
+    return parts.first_state(own, softmax_task(), own.max_delay + 1, method.numbers(own), key)
 
 
 FLOATS = "array 'x': expected values of float32 (or jax_enable_x64), found"
@@ -210,6 +210,7 @@ FROM_ELSEWHERE = {
     "{}": "a message that a function makes",
     "{}: {}": "the reader's message behind the file's name",
     "client {}: {}": "the same behind the client's name",
+    "--{}: {}": "the message of a function that a flag names",
     "--data_{}": "the message of the argument that the flag is, with its name",
 }
 
