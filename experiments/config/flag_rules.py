@@ -60,6 +60,7 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
     _check_work(values, given)
     _check_server(values, given)
     _check_method(values, given)
+    _check_privacy(values)
     _check_theorem(values)
     _check_processes(values)
     for name, what in (("resume", "resume"), ("overwrite", "remove")):
@@ -176,7 +177,7 @@ def _check_method(values: dict[str, Any], given: set[str]) -> None:
     rule, local = ((values[name] or "").partition("(")[0] for name in ("rule", "local"))
     if rule in (*methods.OWN_AGGREGATE, *methods.NO_UPLOAD):
         why = "averages in its own way" if rule in methods.OWN_AGGREGATE else "averages memories"
-        for name in ("aggregate", "weights", "upload", "attack"):
+        for name in ("aggregate", "weights", "upload", "attack", "privacy"):
             if values[name] is not None:
                 raise ValueError(
                     f"--{name}: expected with another rule than {rule}, which {why}, found "
@@ -195,6 +196,40 @@ def _check_method(values: dict[str, Any], given: set[str]) -> None:
         raise ValueError(
             f"--local_lr: expected in brackets, --local='{local}(0.001)', found "
             f"{values['local_lr']} with --local={values['local']}"
+        )
+
+
+def _check_privacy(values: dict[str, Any]) -> None:
+    """What a bound on each client's part in the model leaves no room for."""
+    privacy, rule = values["privacy"], (values["rule"] or "").partition("(")[0]
+    if privacy is None:
+        if values["delta"] is not None:
+            raise ValueError(f"--delta: expected with --privacy, found {values['delta']} without")
+        return
+    if rule in methods.SHARED_MEMORIES:
+        raise ValueError(
+            f"--privacy: expected with another rule than {rule}, whose memories' mean gets no "
+            f"noise, found {privacy}"
+        )
+    for name, why in (("weights", "uploads weigh the same"), ("aggregate", "own mean is bounded")):
+        if values[name] is not None:
+            raise ValueError(
+                f"--{name}: expected without --privacy, whose {why}, found {values[name]} with "
+                f"--privacy={privacy}"
+            )
+    kind, numbers = methods.named("privacy", privacy)
+    if kind != "dp_fedavg_adaptive":
+        return
+    if values["attack"] is not None:
+        raise ValueError(
+            f"--attack: expected another --privacy than {kind}, whose clients send a count too, "
+            f"found {values['attack']}"
+        )
+    most = values["buffer_size"] / 10
+    if numbers["noise_multiplier"] >= most:
+        raise ValueError(
+            f"--privacy: expected a noise multiplier below --buffer_size / 10, {most:g}, that of "
+            f"the counts in {kind}, found {numbers['noise_multiplier']:g}"
         )
 
 

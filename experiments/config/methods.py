@@ -6,6 +6,7 @@ A method is the values of some flags, for those that the command line does not g
 from collections.abc import Mapping
 from typing import Any
 
+from . import expression
 from .flag import Given
 
 # Server optimiser -> its hyperparameters besides --server_lr, by flag.
@@ -72,12 +73,18 @@ FORMS = {
         "alie(share,z=1.5)",
         "ipm(share,epsilon=0.5)",
     ),
+    "privacy": (
+        "dp_fedavg(clip,noise_multiplier)",
+        "dp_fedavg_adaptive(noise_multiplier,quantile=0.5,rate=0.2,first_clip=0.1)",
+        "dp_ftrl(clip,noise_multiplier)",
+    ),
     "local": ("sgd(momentum=0)", "adam(rate)", "adamw(rate,weight_decay=0.0001)", "sam(rho=0.05)"),
 }
 SEVERAL = ("upload",)  # flags of several values, one after the other
 # Rules that come with an aggregator of their own, or send nothing to be aggregated.
 OWN_AGGREGATE = ("fednova", "mimelite", "fedexp", "qfedavg")
 NO_UPLOAD = ("fedpd", "mifa")
+SHARED_MEMORIES = ("scaffold", "feddyn", "ca2fl")  # rules whose server knows their mean
 # Models that a visit sends, and receives, of rules where it is not one each.
 MODELS_SENT = {"scaffold": 2, "mimelite": 2}
 COLLUDING = ("alie", "ipm")  # attacks that take the place of an aggregator
@@ -114,12 +121,19 @@ METHODS: dict[str, dict[str, Any]] = {
     "qfedavg": _PLAIN | {"rule": "qfedavg"},
     "fedsam": _PLAIN | {"local": "sam"},
     "fedlesam": _PLAIN | {"rule": "fedlesam"},
+    "dp_fedavg": _PLAIN | {"privacy": "dp_fedavg(1,1)"},
 }
 
 
 def name_of(config: Mapping[str, Any]) -> str:
     """The name of a method in results: `--method`, or the server where it is not set."""
     return config.get("method") or config["server"]
+
+
+def named(flag: str, text: str) -> tuple[str, dict[str, float]]:
+    """The function that a value of a flag names, and its arguments."""
+    name, values = expression.expression(text, FORMS[flag]) or ("", ())  # parsed with the flags
+    return name, dict(zip(expression.argument_names(name, FORMS[flag]), values, strict=True))
 
 
 def fill(values: dict[str, Any], given: Given) -> set[str]:

@@ -144,6 +144,12 @@ class Config:
     attack: str | None = _method(
         domain(FORMS["attack"]), None, "of a share of the clients, drawn from the seed"
     )
+    privacy: str | None = _method(
+        domain(FORMS["privacy"]), None, "clipped uploads, and noise on their sum, over m"
+    )
+    delta: float | None = _method(
+        flags.SHARE, None, "of --privacy: the rows have its epsilon; unset: none", varies=False
+    )
     local: str | None = _method(
         domain(FORMS["local"]),
         None,

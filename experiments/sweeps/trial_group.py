@@ -159,14 +159,8 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
         return _scores(group.task_data, numbers, states)[: len(configs)]
 
-    return Program(
-        group.config,
-        schedules,
-        method.sent_bytes(group.config, parts.model(task)),
-        rest,
-        advance,
-        evaluate,
-    )
+    sent = method.sent_bytes(group.config, parts.model(task))
+    return Program([*configs], schedules, sent, rest, advance, evaluate)
 
 
 def _scores(

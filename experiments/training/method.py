@@ -17,7 +17,7 @@ import ccfl_jax as ccfl
 from ccfl_jax import systems, terms
 
 from ..config import expression
-from ..config.methods import COLLUDING, FORMS, MODELS_SENT, SERVERS, SEVERAL
+from ..config.methods import COLLUDING, FORMS, MODELS_SENT, SERVERS, SEVERAL, named
 from ..config.run_flags import Config
 
 Numbers = dict[str, Any]  # name -> float32, bool `[clients]`, or a dict of such; or `[trials, ...]`
@@ -127,11 +127,11 @@ def calls(config: Config, flag: str) -> list[Call]:
 
 
 def _call(flag: str, word: str) -> Call:
-    name, values = expression.expression(word, FORMS[flag]) or ("", ())  # parsed with the flags
+    name, values = named(flag, word)
     function = _OWN.get(name) or getattr(systems, name)
     parameters = inspect.signature(function).parameters
     fixed, numbers = {}, {}
-    for argument, value in zip(expression.argument_names(name, FORMS[flag]), values, strict=True):
+    for argument, value in values.items():
         if argument == "share" and flag == "attack":
             fixed[argument] = value
         elif "Array" in str(parameters[argument].annotation):
@@ -159,10 +159,10 @@ def numbers(config: Config) -> Numbers:
 
 def program(config: Config) -> tuple:
     """What else the compiled round depends on, of the flags that `numbers` reads; hashable."""
-    named = (
+    every = (
         (flag, call.name, *call.fixed.items()) for flag in FORMS for call in calls(config, flag)
     )
-    return config.server, *named
+    return config.server, *every
 
 
 def made(config: Config, numbers: Numbers) -> Method:
@@ -183,6 +183,11 @@ def made(config: Config, numbers: Numbers) -> Method:
     attackers, attack = numbers.get("attackers"), every["attack"]
     upload = _chain(every["upload"])
     rule = rule if upload is None else terms.sending(upload, rule)
+    own_server = server(config, numbers)
+    for private in every["privacy"]:  # the last that an honest client does to an upload
+        known = {"uploads": config.buffer_size, "rounds": config.rounds, "rule": rule}
+        rule, aggregate, noise = private(**known)
+        own_server = optax.chain(noise, own_server)
     colluding = attack and calls(config, "attack")[0].name in COLLUDING
     if attack and not colluding:
         rule = terms.sending(attack[0](attackers=attackers), rule)
@@ -193,7 +198,7 @@ def made(config: Config, numbers: Numbers) -> Method:
     if colluding:
         aggregate = attack[0](attackers=attackers, aggregate=aggregate or ccfl.mean())
     local = numbers["local_lr"] if local is None else local
-    return Method(server(config, numbers), local, rule, aggregate, upload)
+    return Method(own_server, local, rule, aggregate, upload)
 
 
 def _named(config: Config, flag: str, numbers: Numbers) -> list[Callable]:

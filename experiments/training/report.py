@@ -66,6 +66,11 @@ def summary(rows: list[Row], config: Config) -> str:
         f"speed     {last['round'] / seconds:.2f} rounds/s, {last['samples'] / seconds:.0f} useful "
         f"samples/s in {last['seconds']:.1f} s of training; {compiling:.1f} s of compilation apart",
     ]
+    if "epsilon" in last:
+        lines.append(
+            f"privacy   epsilon {_number(last['epsilon'])} at delta {config.delta:g}, of the "
+            "client that it exposes most"
+        )
     if last["diverged"]:
         loss = _number(last["test_loss"])
         lines.append(f"DIVERGED  test loss {loss} after {last['round']} rounds")

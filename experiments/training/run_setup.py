@@ -18,7 +18,7 @@ from ccfl_jax.runs import checkpoints as saving
 from ccfl_jax.runs import metrics, provenance, run_config
 
 from ..config.run_flags import Config, free
-from . import devices, journal, method, parts
+from . import devices, journal, method, parts, privacy
 from .journal import Journal, Progress
 from .train_loop import Part, Program, is_over
 
@@ -83,11 +83,13 @@ def prepare(config: Config) -> Job:
     Raises:
         ValueError, OSError, ImportError: for settings, files or a folder that cannot be used.
     """
+    privacy.check(config)
     mesh = devices.start(config)
     if config.resume == "auto" and _has_run(config):
         config = dataclasses.replace(config, resume=True)
     if config.resume is True:
-        run_config.check(config.out_dir, dataclasses.asdict(config), free(a_run=True))
+        settings = dataclasses.asdict(config)
+        run_config.check(config.out_dir, settings, privacy.may_differ(config))
     elif config.out_dir is not None and jax.process_index() == 0:
         folders.check_unused(config.out_dir, _replaced(config))
     problem = _problem(config, mesh)
@@ -156,9 +158,8 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
         test, *held = (ccfl.evaluate(task, state.params, own) for own in problem.scored)
         return [(test, parts.further(held, float(parts.adaptive_share(numbers, state))))]
 
-    return Program(
-        config, [schedule], method.sent_bytes(config, parts.model(task)), rest, advance, evaluate
-    )
+    sent = method.sent_bytes(config, parts.model(task))
+    return Program([config], [schedule], sent, rest, advance, evaluate)
 
 
 def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:

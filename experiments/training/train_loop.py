@@ -13,7 +13,7 @@ import ccfl_jax as ccfl
 from ccfl_jax.runs import metrics
 
 from ..config.run_flags import Config
-from . import intervals, journal
+from . import intervals, journal, privacy
 from .journal import Journal, Progress
 
 PIECE = 250  # rounds of one call; one program serves up to 256
@@ -25,7 +25,7 @@ class Program(NamedTuple):
     """The functions that train trials together; a run is one trial.
 
     Attributes:
-        config: their common settings.
+        configs: of each trial.
         schedules: of each trial, or one for all of them.
         sent: bytes that a client sends and receives in a visit.
         parts: `parts(first)`: the schedules from round `first` on with the samples, whole or in
@@ -34,12 +34,17 @@ class Program(NamedTuple):
         evaluate: `evaluate(states) -> (metrics on the test set, further columns)` of each trial.
     """
 
-    config: Config
+    configs: list[Config]
     schedules: list[ccfl.Schedule]
     sent: tuple[int, int]
     parts: Callable[[int], Iterable[Part]]
     advance: Callable[..., tuple[ccfl.State, ccfl.Info]]
     evaluate: Callable[[ccfl.State], list[tuple[dict[str, float], dict[str, float]]]]
+
+    @property
+    def config(self) -> Config:
+        """One of them: what they have in common."""
+        return self.configs[0]
 
 
 class Watch(NamedTuple):
@@ -191,7 +196,8 @@ def _evaluate(
             info = jax.tree.map(lambda a, k=k: a[k], progress.infos)
             seconds = progress.seconds / trials
             row = metrics.next_row(progress.rows[k], run, info, test, seconds, compiled)
-        new[k] = row | further
+        given_away = privacy.columns(program.configs[k], schedule.rounds(0, progress.done))
+        new[k] = row | further | given_away
     progress = journal.add(own, progress, new)
     if trials == 1:
         watch.bar.set_postfix_str(metrics.score_text(progress.rows[0][-1]))

@@ -28,7 +28,8 @@ def test_forms_are_functions_with_these_arguments(flag):
             assert listed.pop(0) == "share" and "attackers" in known
         assert listed == [one for one in known if one in listed], form
         others = {one for one, p in known.items() if p.default is p.empty} - {*listed}
-        assert others <= {"local_lr", "rule", "attackers", "aggregate"}, form
+        known = {"local_lr", "rule", "attackers", "aggregate", "uploads", "rounds"}
+        assert others <= known, form
 
 
 def test_a_method_fills_what_is_not_given():
@@ -54,7 +55,7 @@ def test_every_method_is_whole(name):
     config = parse(f"--method={name}", *rate)
     assert config.server == METHODS[name]["server"]
     made = method.made(config, method.numbers(config))
-    assert (made.rule is None) == (config.rule is None and config.weights is None)
+    assert (made.rule is None) == (not config.rule and not config.weights and not config.privacy)
     if rate:
         message = "--server_lr: expected a number >= 0 (cc_fedavg alone needs none), found none"
         refused(message, parse, f"--method={name}")
@@ -76,6 +77,24 @@ def test_every_method_is_whole(name):
          "the rate, found adam(0.1)"),
         ("--method=fedavg --local=adam(0.1) --local_lr=1", "--local_lr: expected in brackets, "
          "--local='adam(0.001)', found 1.0 with --local=adam(0.1)"),
+        ("--method=fednova --privacy=dp_fedavg(1,1)", "--privacy: expected with another rule than "
+         "fednova, which averages in its own way, found dp_fedavg(1,1)"),
+        ("--method=scaffold --privacy=dp_ftrl(1,1)", "--privacy: expected with another rule than "
+         "scaffold, whose memories' mean gets no noise, found dp_ftrl(1,1)"),
+        ("--method=fedavg --privacy=dp_fedavg(1,1)", "--weights: expected without --privacy, whose "
+         "uploads weigh the same, found samples with --privacy=dp_fedavg(1,1)"),
+        ("--method=dp_fedavg --aggregate=median", "--aggregate: expected without --privacy, whose "
+         "own mean is bounded, found median with --privacy=dp_fedavg(1,1)"),
+        ("--method=dp_fedavg --privacy=dp_fedavg(1)", "--privacy: expected "
+         "dp_fedavg(clip,noise_multiplier), ..., found 'dp_fedavg(1)'..."),
+        ("--method=dp_fedavg --privacy=dp_fedavg_adaptive(0.5)", "--privacy: expected a noise "
+         "multiplier below --buffer_size / 10, 0.5, that of the counts in dp_fedavg_adaptive, "
+         "found 0.5"),
+        ("--method=dp_fedavg --privacy=dp_fedavg_adaptive(0) --attack=alie(0.2)", "--attack: "
+         "expected another --privacy than dp_fedavg_adaptive, whose clients send a count too, "
+         "found alie(0.2)"),
+        ("--method=fedprox --delta=0.1", "--delta: expected with --privacy, found 0.1 without"),
+        ("--method=dp_fedavg --delta=1", "--delta: expected a number > 0 and < 1, found 1.0"),
         ("--method=fedavg --work=fixed --randomness=2", "--randomness: expected 1, or "
          "--work=random, found 2.0 with --work=fixed"),
     ],
@@ -93,6 +112,9 @@ def test_what_does_not_fit_together_is_refused(words, message):
         ("--upload=top_k(2)", "--upload: share: expected a finite number > 0 and <= 1, found 2.0"),
         ("--upload=sign+clip(1)", "--upload: expected at most one compressor, at the end, found "
          "another"),
+        ("--privacy=dp_fedavg(0,1)", "--privacy: clip: expected a finite number > 0, found 0.0"),
+        ("--privacy=dp_ftrl(1,-1)", "--privacy: noise_multiplier: expected a finite number >= 0, "
+         "found -1.0"),
         ("--aggregate=krum(-1)", "--aggregate: byzantine: expected an integer >= 0, found -1"),
     ],
 )  # fmt: skip

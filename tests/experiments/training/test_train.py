@@ -125,7 +125,7 @@ def test_evaluations_and_long_stretches_cut_pieces(ready):
     schedule, data = ccfl.random_schedule(0, 700, 12, 3), ready.problem.data
     config = dataclasses.replace(ready.config, rounds=700, eval_every=300)
     own = {"schedules": [schedule], "parts": lambda t: [([schedule.rounds(t, 700)], data)]}
-    long = ready.program._replace(config=config, **own)
+    long = ready.program._replace(configs=[config], **own)
     for begun, lengths in ((0, [0, 250, 50, 250, 50, 100]), (290, [0, 10, 250, 50, 100])):
         pieces = [piece.client for (piece,), _ in train_loop._pieces(long, begun)]
         assert [len(piece) for piece in pieces] == lengths
