@@ -174,11 +174,18 @@ def _check_server(values: dict[str, Any], given: set[str]) -> None:
 
 def _check_method(values: dict[str, Any], given: set[str]) -> None:
     """What does not fit together, of the flags that refine a method."""
-    rule, local = ((values[name] or "").partition("(")[0] for name in ("rule", "local"))
+    rule, local, attack = (
+        (values[name] or "").partition("(")[0] for name in ("rule", "local", "attack")
+    )
+    if attack == methods.ON_DATA and values["dataset"] == "stackoverflow":
+        raise ValueError(
+            f"--attack: expected {methods.ON_DATA} with one label a sample, found "
+            f"{values['attack']} with --dataset={values['dataset']}"
+        )
     if rule in (*methods.OWN_AGGREGATE, *methods.NO_UPLOAD):
         why = "averages in its own way" if rule in methods.OWN_AGGREGATE else "averages memories"
         for name in ("aggregate", "weights", "upload", "attack", "privacy"):
-            if values[name] is not None:
+            if values[name] is not None and (name, attack) != ("attack", methods.ON_DATA):
                 raise ValueError(
                     f"--{name}: expected with another rule than {rule}, which {why}, found "
                     f"{values[name]}"
@@ -220,10 +227,11 @@ def _check_privacy(values: dict[str, Any]) -> None:
     kind, numbers = methods.named("privacy", privacy)
     if kind != "dp_fedavg_adaptive":
         return
-    if values["attack"] is not None:
+    attack = values["attack"]
+    if attack is not None and not attack.startswith(methods.ON_DATA):
         raise ValueError(
-            f"--attack: expected another --privacy than {kind}, whose clients send a count too, "
-            f"found {values['attack']}"
+            f"--attack: expected {methods.ON_DATA} with {kind}, whose clients send a count too, "
+            f"found {attack}"
         )
     most = values["buffer_size"] / 10
     if numbers["noise_multiplier"] >= most:

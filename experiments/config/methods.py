@@ -72,6 +72,7 @@ FORMS = {
         "gaussian(share,std=200)",
         "alie(share,z=1.5)",
         "ipm(share,epsilon=0.5)",
+        "label_flip(share)",
     ),
     "privacy": (
         "dp_fedavg(clip,noise_multiplier)",
@@ -88,6 +89,7 @@ SHARED_MEMORIES = ("scaffold", "feddyn", "ca2fl")  # rules whose server knows th
 # Models that a visit sends, and receives, of rules where it is not one each.
 MODELS_SENT = {"scaffold": 2, "mimelite": 2}
 COLLUDING = ("alie", "ipm")  # attacks that take the place of an aggregator
+ON_DATA = "label_flip"  # an attack by clients who follow the protocol
 # The mean of the clients' models; the server's rate may be another.
 _PLAIN = {"normalise": "none", "server": "cc_fedsgd", "server_lr": 1.0}
 

@@ -4,20 +4,23 @@ Numbers in brackets are arguments of the compiled program where the function tha
 arrays for them, so a sweep over them compiles nothing again; the others are part of the program.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import ccfl_jax as ccfl
 from ccfl_jax import systems, terms
+from ccfl_jax.data import NUM_CLASSES
 
 from ..config import expression
-from ..config.methods import COLLUDING, FORMS, MODELS_SENT, SERVERS, SEVERAL, named
+from ..config.methods import COLLUDING, FORMS, MODELS_SENT, ON_DATA, SERVERS, SEVERAL, named
 from ..config.run_flags import Config
 
 Numbers = dict[str, Any]  # name -> float32, bool `[clients]`, or a dict of such; or `[trials, ...]`
@@ -188,17 +191,31 @@ def made(config: Config, numbers: Numbers) -> Method:
         known = {"uploads": config.buffer_size, "rounds": config.rounds, "rule": rule}
         rule, aggregate, noise = private(**known)
         own_server = optax.chain(noise, own_server)
-    colluding = attack and calls(config, "attack")[0].name in COLLUDING
-    if attack and not colluding:
+    kind = calls(config, "attack")[0].name if attack else None
+    if attack and kind not in (*COLLUDING, ON_DATA):
         rule = terms.sending(attack[0](attackers=attackers), rule)
     for weight in weights:
         rule = weight(rule=rule)
     if every["aggregate"]:
         aggregate = every["aggregate"][0]()
-    if colluding:
+    if kind in COLLUDING:
         aggregate = attack[0](attackers=attackers, aggregate=aggregate or ccfl.mean())
     local = numbers["local_lr"] if local is None else local
     return Method(own_server, local, rule, aggregate, upload)
+
+
+def poisoned(config: Config, numbers: Numbers, data: ccfl.FederatedData) -> ccfl.FederatedData:
+    """The data as clients see them: those of a label flip as `systems.label_flip` makes them.
+
+    It is made within the program: trials share the samples, and each has attackers of its own.
+    """
+    if config.attack is None or named("attack", config.attack)[0] != ON_DATA:
+        return data
+    y, rows = data.arrays["y"], data.indices
+    attacks = jnp.repeat(numbers["attackers"], data.sizes, total_repeat_length=len(rows))
+    flipped = jnp.zeros(len(y), bool).at[rows].set(attacks)
+    y = jnp.where(flipped, NUM_CLASSES[config.dataset] - 1 - y, y)
+    return dataclasses.replace(data, arrays={**data.arrays, "y": y})
 
 
 def _named(config: Config, flag: str, numbers: Numbers) -> list[Callable]:

@@ -259,7 +259,7 @@ def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) ->
     """`round_at(numbers, state, slots, data) -> (state, info)`: one round with these numbers."""
 
     def run(numbers: Numbers, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
-        own = method.made(config, numbers)
+        own, data = method.made(config, numbers), method.poisoned(config, numbers, data)
         round_fn = ccfl.build_round(
             task,
             own.server,
