@@ -1,7 +1,7 @@
 """Reproduces a figure or a table of the paper.
 
-usage: python -m experiments.reproduce NAME [--rounds=N] [--grid=coarse|paper|wide] [--seeds=N]
-           [--FLAG=VALUE ...]
+usage: python -m experiments.reproduce NAME [--rounds=N] [--grid=coarse|paper|wide|joint]
+           [--seeds=N] [--FLAG=VALUE ...]
 
 Tunes every method's rates over the paper's grid with one seed, chooses by the mean training score
 over the last fifth of the rounds, trains the chosen ones with several seeds, and prints whether the
@@ -34,6 +34,11 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"NAME: expected one name, found {' '.join(given.words)!r:.300}")
     flags.refuse_useless("a sweep", given, RUN)
     (name,), options = given.words, flags.made(Options, given)
+    if options.grid == "joint" and "eps" in given.names:
+        raise ValueError(
+            f"--eps: expected another --grid than joint, which tries three, found "
+            f"{given.values['eps']:g}"
+        )
     if name == "list":
         for known in presets.names():
             print(f"{known:20} {presets.preset(known, {}).title}")

@@ -13,11 +13,12 @@ _GROUP = "Reproduction"
 class Options:
     """The flags of a reproduction besides those of a run, which replace those of its preset."""
 
-    grid: Literal["coarse", "paper", "wide"] = flag(
-        one_of("coarse", "paper", "wide"),
+    grid: Literal["coarse", "paper", "wide", "joint"] = flag(
+        one_of("coarse", "paper", "wide", "joint"),
         "paper",
-        "server rates to try: the paper's nine; every second of them; three more for CC-FedSGD and "
-        "CC-FedAvgM",
+        "server rates to try; paper: its nine; coarse: every second of them; wide: three more for "
+        "CC-FedSGD and CC-FedAvgM; joint: the coarse ones, each with eps 1e-5, 1e-4 and 1e-3, for "
+        "methods with eps, the paper's for the others",
         _GROUP,
     )
     grid_rounds: int | None = flag(

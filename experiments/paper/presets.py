@@ -1,5 +1,6 @@
 """The paper's experiments: presets from `presets/paper.toml`, and their trials."""
 
+import itertools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ _KINDS = {
 }
 _HALF_STEPS = [10 ** (k / 2) for k in range(-6, 6)]  # 10^-3, 10^-2.5, ..., 10^2.5
 _PAPER = 9  # of them up to 10^1
+_EPS = [1e-5, 1e-4, 1e-3]  # of a joint grid
 
 
 class Preset(NamedTuple):
@@ -75,24 +77,34 @@ def preset(name: str, own_flags: Mapping[str, str]) -> Preset:
 
 
 def rate_grid(preset: Preset, grid: str, rounds: int | None) -> Trials:
-    """A trial for every method, server rate and local rate, all with the same seed.
+    """A trial for every method, server rate, eps and local rate, all with the same seed.
 
     Args:
         preset: the experiment.
         grid: "paper", its nine rates; "coarse", every second of them; "wide", three larger ones
-            more for CC-FedSGD, and for CC-FedAvgM, which is then compared too.
+            more for CC-FedSGD, and for CC-FedAvgM, which is then compared too; "joint", the coarse
+            ones by three eps for methods with eps, the paper's for the others.
         rounds: in place of the preset's, or None.
     """
-    rates = _HALF_STEPS[: _PAPER : 2 if grid == "coarse" else 1]
     methods = [*preset.methods, *(["cc_fedavgm"] if grid == "wide" else [])]
     trials = {}
     for method in methods:
-        reach = _HALF_STEPS if grid == "wide" and method in ("cc_fedsgd", "cc_fedavgm") else rates
-        for local_lr in preset.local_lr or [None]:
-            for rate in reach if method != "cc_fedavg" else [None]:
-                setting = {"server": method, "server_lr": rate, "local_lr": local_lr}
-                trials |= trial(preset, setting, rounds)
+        rates, every_eps = _reach(method, grid)
+        for local_lr, rate, eps in itertools.product(preset.local_lr or [None], rates, every_eps):
+            setting = {"server": method, "server_lr": rate, "local_lr": local_lr, "eps": eps}
+            trials |= trial(preset, setting, rounds)
     return trials
+
+
+def _reach(method: str, grid: str) -> tuple[Sequence[float | None], Sequence[float | None]]:
+    """The server rates, and eps, to try for a method; None leaves the flag as it is."""
+    if method == "cc_fedavg":
+        return [None], [None]
+    if grid == "wide" and method in ("cc_fedsgd", "cc_fedavgm"):
+        return _HALF_STEPS, [None]
+    joint = grid == "joint" and "eps" in SERVERS[method]
+    rates = _HALF_STEPS[: _PAPER : 2 if joint or grid == "coarse" else 1]
+    return rates, _EPS if joint else [None]
 
 
 def trial(preset: Preset, setting: Mapping[str, Any], rounds: int | None = None) -> Trials:
@@ -111,9 +123,9 @@ def trial(preset: Preset, setting: Mapping[str, Any], rounds: int | None = None)
 
 
 def on_edge(chosen: Mapping[str, str], tried: Sequence[Mapping[str, str]]) -> list[str]:
-    """The rates of a chosen setting that are the smallest or largest of those tried."""
+    """The rates, and eps, of a chosen setting that are the smallest or largest of those tried."""
     edges = []
-    for rate in ("server_lr", "local_lr"):
+    for rate in ("server_lr", "local_lr", "eps"):
         values = {
             float(one[rate]) for one in tried if one["server"] == chosen["server"] and rate in one
         }

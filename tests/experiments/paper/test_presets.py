@@ -8,6 +8,7 @@ from experiments.paper import presets
 RATES = [10 ** (k / 2) for k in range(-6, 3)]
 TAGS = {"dataset": "stackoverflow", "model": "tags", "partition": "natural", "alpha": None}
 TAGS |= {"batch_size": 100, "min_examples": 20, "max_examples": 500, "max_words": 150}
+EPS = [1e-5, 1e-4, 1e-3]
 # Name -> what differs from the defaults, in all that the paper runs.
 CHANGED = {
     "fig1_alpha3": {"alpha": 3.0},
@@ -78,6 +79,19 @@ def test_narrower_and_wider_grids():
     assert len(wide) == 1 + 3 * 9 + 2 * 12
 
 
+def test_a_joint_grid_has_eps_by_coarse_rates_for_methods_with_eps_alone():
+    preset = presets.preset("fig3_eps", {})
+    trials = presets.rate_grid(preset, "joint", None)
+    found = {}
+    for config in configs(trials):
+        found.setdefault(config.server, []).append((config.server_lr, config.eps))
+    assert found.pop("cc_fedsgd") == [(pytest.approx(rate, rel=1e-3), None) for rate in RATES]
+    assert "cc_fedadam" in found
+    for pairs in found.values():
+        assert pairs == [(rate, eps) for rate in (1e-3, 0.01, 0.1, 1, 10) for eps in EPS]
+    assert "server=cc_fedadam server_lr=0.01 eps=1e-05" in trials
+
+
 def test_flags_of_the_command_line_replace_the_presets_and_names_say_what_was_set():
     preset = presets.preset("fig3_beta", {"dataset": "digits", "model": "mlp", "rounds": "9"})
     setting = {"server": "cc_fedsgd", "server_lr": 10**-2.5, "seed": 2}
@@ -98,6 +112,9 @@ def test_a_rate_on_the_edge_of_what_was_tried_is_told():
     assert presets.on_edge(setting("a", 2, 2), tried) == ["local_lr"]
     assert presets.on_edge(setting("a", 3, 1), tried) == ["server_lr", "local_lr"]
     assert presets.on_edge(setting("b", 9, 0.1), tried) == []
+    tried = [setting("a", rate, 1) | {"eps": str(eps)} for rate in (1, 2, 3) for eps in EPS]
+    assert presets.on_edge(setting("a", 2, 1) | {"eps": "1e-05"}, tried) == ["eps"]
+    assert presets.on_edge(setting("a", 3, 1) | {"eps": "0.0001"}, tried) == ["server_lr"]
 
 
 @pytest.mark.parametrize(

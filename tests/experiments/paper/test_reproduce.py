@@ -126,6 +126,17 @@ def test_the_same_command_again_trains_nothing(run, capsys):
     assert (folder / results.RESULTS).read_bytes() == before
 
 
+def test_a_joint_grid_chooses_eps_beside_the_rate(run, tmp_path):
+    run(FAST)  # kept before it is run with another grid
+    run(FAST, "--grid=joint", f"--out_dir={tmp_path}")
+    grid, final = table(tmp_path)
+    assert len({row["trial"] for row in grid}) == 9 + 5 * 3
+    summary = json.loads((tmp_path / results.SUMMARY).read_text())
+    (eps,) = (word for word in summary["choices"]["cc_fedams"]["chosen"].split() if "eps=" in word)
+    names = {row["trial"] for row in final}
+    assert sum(eps in name.split() and "b2=" in name for name in names) == 2 == len(names) - 1
+
+
 @pytest.mark.slow
 def test_more_rounds_and_seeds_for_the_chosen_settings(run, tmp_path):
     more = ["--grid_rounds=2", "--seeds=2", "--rounds=3", "--normalise=epochs"]
@@ -151,7 +162,11 @@ def test_the_list_names_every_experiment(capsys):
         ("fig1_alpha3 --seeds=1001", "--seeds: expected an integer from 1 to 1000, found 1001"),
         ("fig1_alpha3 --normalise=a", "--normalise: expected steps, epochs, none..., found 'a'"),
         ("fig1_alpha3 --model=cnn", "--model: expected resnet18, ..., found cnn with ...=cifar10"),
-        ("fig1_alpha3 --grid=any", "--grid: expected coarse, paper, wide, found 'any'"),
+        ("fig1_alpha3 --grid=any", "--grid: expected coarse, paper, wide, joint, found 'any'"),
+        (
+            "fig1_alpha3 --grid=joint --eps=0.1",
+            "--eps: expected another --grid than joint, which tries three, found 0.1",
+        ),
         ("table3_stackoverflow", "--data_dir: expected the folder of the Stack..., found none"),
         ("all", "--data_dir: expected the folder of the Stack..., found none"),
     ],
