@@ -47,3 +47,9 @@ def median(local_lr: float) -> Method:
     """The median of every coordinate, which needs all uploads at once."""
     del local_lr
     return Method(ccfl.cc_fedavg(), aggregate=systems.median())
+
+
+def trimmed_mean(local_lr: float) -> Method:
+    """The mean of every coordinate without its extremes, which needs all uploads at once too."""
+    del local_lr
+    return Method(ccfl.cc_fedavg(), aggregate=systems.trimmed_mean(0.2))

@@ -54,7 +54,7 @@ WORKLOADS = {
     "async": [Case("asynchronous", {"concurrency": c}) for c in (10, 100, 1000)],
     "systems": [
         Case("fmnist_cnn", {"batch_size": 20}, method=method)
-        for method in ("scaffold", "feddyn", "fedprox", "median")
+        for method in ("scaffold", "feddyn", "fedprox", "median", "trimmed_mean")
     ],
     "memory": [Case("memory", method="scaffold")],
 }
