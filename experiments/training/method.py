@@ -156,7 +156,10 @@ def numbers(config: Config) -> Numbers:
             found[flag] = own
     if config.attack is not None:
         share = calls(config, "attack")[0].fixed["share"]
-        found["attackers"] = systems.chosen(config.num_clients, share, config.seed)
+        try:
+            found["attackers"] = systems.chosen(config.num_clients, share, config.seed)
+        except ValueError as error:
+            raise ValueError(f"--attack: {error}") from None
     return found
 
 

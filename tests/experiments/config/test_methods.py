@@ -116,6 +116,8 @@ def test_what_does_not_fit_together_is_refused(words, message):
         ("--privacy=dp_fedavg(0,1)", "--privacy: clip: expected a finite number > 0, found 0.0"),
         ("--privacy=dp_ftrl(1,-1)", "--privacy: noise_multiplier: expected a finite number >= 0, "
          "found -1.0"),
+        ("--attack=label_flip(2)", "--attack: share: expected a finite number >= 0 and <= 1, found "
+         "2.0"),
         ("--aggregate=krum(-1)", "--aggregate: byzantine: expected an integer >= 0, found -1"),
     ],
 )  # fmt: skip
