@@ -211,6 +211,7 @@ FROM_ELSEWHERE = {
     "{}: {}": "the reader's message behind the file's name",
     "client {}: {}": "the same behind the client's name",
     "--{}: {}": "the message of a function that a flag names",
+    "--attack: {}": "the message of `systems.chosen`",
     "--data_{}": "the message of the argument that the flag is, with its name",
 }
 
