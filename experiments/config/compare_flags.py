@@ -19,8 +19,8 @@ WORLDS = {
 }
 # What is tuned -> from and to which power of ten. Of the server's rates: of adaptive servers, of
 # undivided uploads, of divided ones.
-LOCAL_LR, EPS = (-3.0, -1.0), (-6.0, -2.0)
-ADAPTIVE, UNDIVIDED, DIVIDED = (-3.0, 0.0), (-1.0, 0.5), (0.0, 2.0)
+LOCAL_LR, EPS = (-3.0, -0.5), (-6.0, -2.0)
+ADAPTIVE, UNDIVIDED, DIVIDED = (-3.0, 0.0), (-1.0, 0.8), (0.0, 2.3)
 
 
 def _names(known: Any) -> Domain:
