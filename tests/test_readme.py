@@ -1,5 +1,7 @@
 """README's example is code that runs."""
 
+import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -48,6 +50,29 @@ def test_the_example_of_a_method_is_scaffold():
 def test_its_table_names_every_system():
     text = README.read_text()
     assert not {name for name in ccfl.systems.__all__ if f"`{name}`" not in text}
+
+
+def code_lines(function):
+    """Lines of a function without its docstrings, comments and blank lines."""
+    source = inspect.getsource(function)
+    nodes = [
+        n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.ClassDef)
+    ]
+    told = [n.body[0] for n in nodes if ast.get_docstring(n)]
+    dropped = {k for doc in told for k in range(doc.lineno, doc.end_lineno + 1)}
+    lines = (line.strip() for k, line in enumerate(source.split("\n"), 1) if k not in dropped)
+    return len([line for line in lines if line and not line.startswith("#")])
+
+
+def test_its_table_counts_the_lines_of_every_system():
+    rows = [line.split(" | ") for line in README.read_text().splitlines() if line.count(" | ") == 5]
+    found = {}
+    for _, _, names, counts, *_ in rows:
+        own = re.findall(r"`(\w+)`", names)
+        if own and set(own) <= {*ccfl.systems.__all__}:
+            found |= dict(zip(own, map(int, counts.split(", ")), strict=True))
+    systems = {name: getattr(ccfl.systems, name) for name in ccfl.systems.__all__}
+    assert found == {name: code_lines(one) for name, one in systems.items()}
 
 
 def test_the_example_of_trials_trains():
