@@ -164,8 +164,8 @@ def _client_part(
     @partial(jax.jit, inline=True)
     def visit(state: State, data: FederatedData, slot: Slot) -> tuple[Any, Report]:
         start_model = past.read(state.history, slot.start)
-        key = jax.random.fold_in(state.key, state.round)
-        key = jax.random.fold_in(jax.random.fold_in(key, slot.client), slot.number)
+        key = jax.random.fold_in(_round_key(state), slot.client)
+        key = jax.random.fold_in(key, slot.number)
         optimiser = as_a_round_takes_it(local(state.round)) if callable(local) else local
         client = _client(data, slot.client)
         own = _visit(state, slot, start_model, client, key)
@@ -204,12 +204,17 @@ def _server_step(
     loss: jax.Array,
 ) -> tuple[Params, optax.OptState]:
     """The server's step along the pseudo-gradient, with the round as optax's extra arguments."""
-    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), jnp.uint32(_SERVER))
+    key = jax.random.fold_in(_round_key(state), jnp.uint32(_SERVER))
     # Uploads of bfloat16 models are float32; so are the parameters and moments beside them.
     start, update = tree_util.wide(state.params), optax.with_extra_args_support(server).update
     more = {"value": loss, "arrivals": arrivals, "key": key}
     updates, server_state = update(delta, state.server, start, **more)
     return optax.apply_updates(state.params, updates), server_state
+
+
+def _round_key(state: State) -> jax.Array:
+    """The key of this round, of which its clients' and its server's are made."""
+    return jax.random.fold_in(state.key, state.round)
 
 
 def _unit_of_work(own: WorkUnit | None, slots: Schedule) -> WorkUnit:
