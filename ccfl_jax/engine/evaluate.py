@@ -10,7 +10,9 @@ import numpy as np
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_kind, check_whole
+from ccfl_jax.data import FederatedData
 from ccfl_jax.data.arrays import held, num_rows, samples, warn_not_finite
+from ccfl_jax.data.federated_data import converted
 from ccfl_jax.engine.programs import compiled
 
 # Rows of one batch at most: a sum of up to five hits a row is exact in float32.
@@ -45,6 +47,80 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
     run = compiled(batch_sums, task.metrics, static_argnums=0)
     sums, finite = run(min(batch_size, num_rows(arrays)), held("params", params), arrays, rows)
     return {name: float(value) for name, value in ratios(sums, finite).items()}
+
+
+def evaluate_clients(
+    task: Task,
+    params: Params,
+    data: FederatedData,
+    batch_size: int = 100,
+    own: Callable[[Params, Any], Params] | None = None,
+    memories: Any = (),
+) -> dict[str, np.ndarray]:
+    """The task's metrics of every client, over its own samples: one program for all sizes.
+
+        heads = lambda params, memory: memory  # of `systems.fine_tuning`, each client's own model
+        ccfl.evaluate_clients(task, params, data, own=heads, memories=state.clients)
+
+    Args:
+        task: what was learnt.
+        params: the global model.
+        data: the clients' samples to score, their test rows for example.
+        batch_size: rows of a client evaluated together, at most 2**20. Sums are float32, so counts
+            of a client are exact up to 2**24.
+        own: `own(params, memory) -> params`, a client's own model; by default the global one.
+        memories: what clients remember, `[clients, ...]`: `State.clients` without a plan.
+
+    Returns:
+        name -> float64 `[clients]`, sum / count; nan where the count is 0 or the model is not
+        finite.
+
+    Raises:
+        ValueError: for a batch size below 1, or memories of another number of clients.
+    """
+    check_kind("task", task, Task, "a ccfl.Task")
+    check_kind("data", data, FederatedData, "ccfl.FederatedData")
+    batch_size = min(check_whole("batch_size", batch_size, 1), _ROWS_TOGETHER)
+    for leaf in jax.tree.leaves(memories):
+        if len(leaf) != len(data):
+            raise ValueError(
+                f"memories: expected {len(data)} rows, one for each client, found {len(leaf)}"
+            )
+    run = compiled(_client_sums, task.metrics, static_argnums=(0, 1))
+    sums, finite = run(own, batch_size, held("params", params), memories, converted(data))
+    return ratios(jax.tree.map(lambda a: a[:, None], sums), finite)
+
+
+def _client_sums(
+    metrics: Callable,
+    own: Callable | None,
+    batch_size: int,
+    params: Params,
+    memories: Any,
+    data: FederatedData,
+) -> tuple[dict[str, Any], jax.Array]:
+    """The metrics' sums and counts `[clients]`; whether each one's model is finite."""
+
+    def one(entry: tuple[jax.Array, Any]) -> tuple[dict[str, Any], jax.Array]:
+        client, memory = entry
+        model = params if own is None else own(params, memory)
+        begin, size = data.offsets[client], data.offsets[client + 1] - data.offsets[client]
+
+        def batch(k: jax.Array) -> dict[str, Any]:
+            places = k * batch_size + jnp.arange(batch_size)
+            rows = data.indices[begin + jnp.clip(places, 0, jnp.maximum(size - 1, 0))]
+            arrays = {name: jnp.asarray(a)[rows] for name, a in data.arrays.items()}
+            return metrics(model, arrays, places < size)
+
+        def add(k: jax.Array, sums: dict[str, Any]) -> dict[str, Any]:
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, batch(k))
+
+        none = jax.eval_shape(batch, jnp.int32(0))
+        none = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), none)
+        batches = -(-size // batch_size)
+        return jax.lax.fori_loop(0, batches, add, none), tree_util.all_finite(model)
+
+    return jax.lax.map(one, (jnp.arange(len(data)), memories))
 
 
 def taken(task: Task, arrays: Batch, batch_size: int) -> tuple[Batch, int]:

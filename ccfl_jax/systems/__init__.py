@@ -26,7 +26,7 @@ from ccfl_jax.systems.fedpd import fedpd
 from ccfl_jax.systems.fedprox import fedprox
 from ccfl_jax.systems.mifa import afa_cd, afa_cs, fedlaavg, mifa
 from ccfl_jax.systems.mimelite import mimelite
-from ccfl_jax.systems.personal import ditto, personal
+from ccfl_jax.systems.personal import ditto, fine_tuning, personal
 from ccfl_jax.systems.privacy import dp_fedavg, dp_ftrl, gaussian_noise, tree_noise
 from ccfl_jax.systems.qfedavg import qfedavg
 from ccfl_jax.systems.robust import bulyan, krum, median, trimmed_mean
@@ -69,6 +69,7 @@ __all__ = [
     "fedpd",
     "fedprox",
     "fedyogi",
+    "fine_tuning",
     "gaussian",
     "gaussian_noise",
     "geometric_median",

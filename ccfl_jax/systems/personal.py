@@ -1,4 +1,4 @@
-"""Personal models: FedPer and LG-FedAvg (own parts), Ditto (a model of one's own beside)."""
+"""Personal models: FedPer and LG-FedAvg (own parts), fine-tuning, Ditto (a model beside)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.terms import told
 from ccfl_jax.algorithm.types import Batch, End, Params, Rule, Task, Visit
 from ccfl_jax.checks import check_known
@@ -46,6 +47,25 @@ def personal(own: Callable[[str], bool]) -> Rule:
         return fill(end.upload, zeros), kept(end.params)
 
     return Rule(memory=kept, begin=lambda visit: fill(visit.start, visit.memory), finish=finish)
+
+
+def fine_tuning() -> Rule:
+    """Every client keeps the model that its local work ends with; the global one does not move.
+
+    A round of it, with everybody there, fine-tunes a trained model for each client, which
+    `evaluate_clients` then scores:
+
+        trained = task._replace(init=lambda key: state.params)
+        simulation = ccfl.simulation(trained, ccfl.cc_fedavg(), 0.01, rule=systems.fine_tuning())
+    """
+
+    def still(delta: Any, mean: Any, state: Any) -> Params:
+        del delta, mean
+        return jax.tree.map(jnp.zeros_like, tree_util.wide(state.params))
+
+    return Rule(
+        memory=lambda params: params, finish=lambda visit, end: ((), end.params), combine=still
+    )
 
 
 class Both(NamedTuple):

@@ -61,6 +61,7 @@ METHODS = {
     "fedpd": lambda: of(systems.fedpd(0.5, 0.5)),
     "fedprox": lambda: of(systems.fedprox(0.5)),
     "fedyogi": lambda: of(server=systems.fedyogi(0.1)),
+    "fine_tuning": lambda: of(systems.fine_tuning()),
     "gaussian": lambda: sending(systems.gaussian(SOME, 0.1)),
     "gaussian_noise": lambda: sending(systems.gaussian_noise(0.1)),
     "geometric_median": lambda: of(aggregate=systems.geometric_median()),
@@ -85,7 +86,7 @@ METHODS = {
     "trimmed_mean": lambda: of(aggregate=systems.trimmed_mean(0.2)),
     "with_error_feedback": lambda: sending(systems.with_error_feedback(systems.top_k(0.34))),
 }
-NO_STEP = {"personal"}  # all of the model is the clients' own
+NO_STEP = {"personal", "fine_tuning"}  # all of the model is the clients' own
 
 
 def test_no_system_is_left_out():
