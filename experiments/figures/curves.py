@@ -16,6 +16,9 @@ from . import canvas
 
 Rows = Sequence[Mapping[str, Any]]
 
+_COLOURS, _STYLES = 10, ("-", "--", ":", "-.")  # lines after the tenth have other styles
+_FEW = 8  # labels that fit into a panel
+
 
 def draw_curves(rows: Rows, path: str | os.PathLike, title: str) -> None:
     """Draws the score and the loss of one run against rounds, training and test, at `path`.
@@ -69,12 +72,14 @@ def draw(
     xlabel, columns = AXES[x]
     figure, axes = _figure(len(panels), title)
     for panel, (quantity, lines) in zip(axes, panels, strict=True):
-        for label, runs in lines.items():
+        for k, (label, runs) in enumerate(lines.items()):
             length = min(len(rows) for rows, _ in runs)
             own = [[_column(rows[:length], name) for name in columns] for rows, _ in runs]
             across = np.mean(np.sum(own, axis=1), axis=0)
             values = np.array([_column(rows[:length], column) for rows, column in runs])
-            (drawn,) = panel.plot(across, values.mean(axis=0), marker=".", label=canvas.text(label))
+            style = _STYLES[k // _COLOURS % len(_STYLES)]
+            mean = values.mean(axis=0)
+            (drawn,) = panel.plot(across, mean, style, marker=".", label=canvas.text(label))
             if len(runs) > 1:
                 band = values.min(axis=0), values.max(axis=0)
                 panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
@@ -126,7 +131,12 @@ def _figure(panels: int, title: str) -> tuple[Any, Any]:
 def _save(figure: Any, axes: Any, paths: Sequence[str | os.PathLike]) -> None:
     for panel in axes:
         panel.grid(alpha=0.3)
-        panel.legend(fontsize="small", framealpha=0.6)
+    handles, labels = axes[0].get_legend_handles_labels()
+    if len(labels) > _FEW:  # beside the panels, once
+        figure.legend(handles, labels, fontsize="small", loc="outside right center")
+    else:
+        for panel in axes:
+            panel.legend(fontsize="small", framealpha=0.6)
     for path in paths:
         kind = Path(path).suffix.removeprefix(".") or None
         write_whole(path, partial(figure.savefig, dpi=120, format=kind))
