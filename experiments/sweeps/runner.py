@@ -16,7 +16,7 @@ from ccfl_jax.runs.metrics import Row
 from ..config.command import DIVERGED, DONE, ERRORS, FAILED, Stopped
 from ..config.run_flags import Config
 from ..config.sweep_flags import Trial, Trials
-from ..training import devices, intervals, journal, parts, privacy
+from ..training import devices, intervals, journal, method, parts
 from ..training.journal import Journal
 from ..training.signals import on_signals
 from ..training.train_loop import Watch, is_over, progress_bar, say, train
@@ -72,9 +72,10 @@ def run(
             that cannot be read, if all trials share them.
         Stopped: after a signal, when everything is saved.
     """
-    first = next(iter(trials.values())).config
-    privacy.check(first)
-    mesh = devices.start(first)
+    configs = [trial.config for trial in trials.values()]
+    mesh = devices.start(configs[0])
+    for config in configs:
+        method.check(config)
     # The last few are kept, for methods with the same task.
     task_data = functools.lru_cache(maxsize=4)(functools.partial(trial_group.task_data, mesh))
     lock = journal.lock(folder)

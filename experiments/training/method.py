@@ -22,6 +22,7 @@ from ccfl_jax.data import NUM_CLASSES
 from ..config import expression
 from ..config.methods import COLLUDING, FORMS, MODELS_SENT, ON_DATA, SERVERS, SEVERAL, named
 from ..config.run_flags import Config
+from . import privacy
 
 Numbers = dict[str, Any]  # name -> float32, bool `[clients]`, or a dict of such; or `[trials, ...]`
 Array = jax.Array
@@ -178,10 +179,11 @@ def made(config: Config, numbers: Numbers) -> Method:
         ValueError: with the flag, for a number outside its range.
     """
     every = {flag: _named(config, flag, numbers) for flag in FORMS}
-    local = every["local"][0](local_lr=numbers["local_lr"]) if every["local"] else None
+    rate = numbers["local_lr"]
+    local = every["local"][0](local_lr=rate) if every["local"] else rate
     weights, aggregate, rule = every["weights"], None, None
     if every["rule"]:
-        known = {"local_lr": numbers["local_lr"]}
+        known = {"local_lr": rate}
         if calls(config, "rule")[0].name == "fedasync" and weights:
             known["staleness"], weights = _weight(weights.pop()), []
         rule = every["rule"][0](**known)
@@ -203,7 +205,6 @@ def made(config: Config, numbers: Numbers) -> Method:
         aggregate = every["aggregate"][0]()
     if kind in COLLUDING:
         aggregate = attack[0](attackers=attackers, aggregate=aggregate or ccfl.mean())
-    local = numbers["local_lr"] if local is None else local
     return Method(own_server, local, rule, aggregate, upload)
 
 
@@ -219,6 +220,17 @@ def poisoned(config: Config, numbers: Numbers, data: ccfl.FederatedData) -> ccfl
     flipped = jnp.zeros(len(y), bool).at[rows].set(attacks)
     y = jnp.where(flipped, NUM_CLASSES[config.dataset] - 1 - y, y)
     return dataclasses.replace(data, arrays={**data.arrays, "y": y})
+
+
+def check(config: Config) -> None:
+    """Refuses what cannot be trained, before anything is read: a traced number is not checked.
+
+    Raises:
+        ValueError: with the flag, for a number outside its range.
+        ImportError: where epsilon is wanted and its accountant is not installed.
+    """
+    privacy.check(config)
+    made(config, numbers(config))
 
 
 def _named(config: Config, flag: str, numbers: Numbers) -> list[Callable]:

@@ -83,8 +83,8 @@ def prepare(config: Config) -> Job:
     Raises:
         ValueError, OSError, ImportError: for settings, files or a folder that cannot be used.
     """
-    privacy.check(config)
     mesh = devices.start(config)
+    method.check(config)
     if config.resume == "auto" and _has_run(config):
         config = dataclasses.replace(config, resume=True)
     if config.resume is True:
@@ -118,7 +118,6 @@ def close(job: Job) -> None:
 
 
 def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
-    method.made(config, method.numbers(config))  # refuses bad numbers before anything is read
     schedule, history = parts.schedule(config)
     train, validation, test, left_out = parts.load(*parts.source(config))
     owners = parts.owners(config, train)
