@@ -12,6 +12,7 @@ import optax
 from ccfl_jax.algorithm.server_optimizers import (
     cc_fedadagrad,
     cc_fedadam,
+    cc_fedams,
     scale_by_accumulator,
 )
 from ccfl_jax.algorithm.types import Params
@@ -94,16 +95,5 @@ def fedams(
 
     Args, Raises: as for `fedadam`.
     """
-    b2 = check_known("b2", b2, most=1.0)
-
-    def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
-        def mean(d: jax.Array, n: jax.Array) -> jax.Array:
-            return ((1 - b2) * d**2 + b2 * n).astype(n.dtype)
-
-        nu = jax.tree.map(mean, delta, nu)
-        return nu, jax.tree.map(jnp.maximum, nu_hat, nu)
-
-    return optax.chain(
-        scale_by_accumulator(accumulate, b1, 0.0, eps, keep_nu=True),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    # v_hat_{-1} = eps is the floor that the max keeps.
+    return cc_fedams(learning_rate, b1, b2, 0.0, eps)
