@@ -94,6 +94,12 @@ def unmasked(name: str, values: Any) -> np.ndarray:
     return np.asarray(values)
 
 
+def device_bytes() -> int:
+    """Bytes of a device's memory; of this machine's where the backend does not tell."""
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", here)
+
+
 def integer_vector(name: str, values: Any) -> np.ndarray:
     """Returns `values` as a NumPy array [N]; ValueError unless 1-D and of an integer dtype."""
     array = unmasked(name, values)

@@ -4,7 +4,6 @@ Row i is client i's; or a schedule's plan says whose (`Schedule.remembered`), an
 holds what every client has before its first visit.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Array, Arrivals
-from ccfl_jax.checks import check_whole
+from ccfl_jax.checks import check_whole, device_bytes
 
 
 def init(first: Any, num_clients: int | None, rows: int | None = None) -> Any:
@@ -40,7 +39,7 @@ def init(first: Any, num_clients: int | None, rows: int | None = None) -> Any:
     num_clients = check_whole("num_clients", num_clients, 1)
     rows = num_clients if rows is None else check_whole("memories", rows, 1)
     each = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(first))
-    room = _room()
+    room = device_bytes()
     if rows * each > room:
         raise ValueError(
             f"memories: expected at most {room // each} of {each / 1e6:.3g} MB (a device has "
@@ -48,12 +47,6 @@ def init(first: Any, num_clients: int | None, rows: int | None = None) -> Any:
             "Schedule.remembered()"
         )
     return jax.tree.map(lambda a: jnp.tile(a[None], (rows, *[1] * a.ndim)), first)
-
-
-def _room() -> int:
-    """Bytes of a device's memory; of this machine's where the backend does not tell."""
-    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", here)
 
 
 def keep(

@@ -1,7 +1,6 @@
 """The parts of a run, from its `Config`: data, clients, schedule, model, server, round."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 import ccfl_jax as ccfl
 from ccfl_jax import models
 from ccfl_jax.algorithm import server_optimizers as servers
+from ccfl_jax.checks import device_bytes
 from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
 from ccfl_jax.runs import metrics, provenance
@@ -239,9 +239,7 @@ def model(task: ccfl.Task) -> Any:
 
 def _check_history(config: Config, task: ccfl.Task, history: int) -> None:
     """Raises ValueError for a history larger than a device, for which XLA may wait endlessly."""
-    size = model_bytes(task)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    room = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host)
+    size, room = model_bytes(task), device_bytes()
     if history * size <= room:
         return
     fits = f"(models of {size / 1e6:.3g} MB on a device of {room / 1e6:.3g} MB)"
