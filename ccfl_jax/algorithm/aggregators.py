@@ -55,12 +55,7 @@ def of_all(function: Callable[[Any, jax.Array], Params]) -> Aggregate:
             raise ValueError(
                 "aggregate: expected uploads of equal weight, found weighted ones (the rule's)"
             )
-        counted = arrivals.counted
-
-        def cleared(a: jax.Array) -> jax.Array:
-            kept = counted.reshape(-1, *[1] * (a.ndim - 1))
-            return jnp.where(kept, a, jnp.zeros((), a.dtype))
-
-        return function(jax.tree.map(cleared, tree_util.wide(uploads)), counted), memory
+        uploads = tree_util.masked(tree_util.wide(uploads), arrivals.counted)
+        return function(uploads, arrivals.counted), memory
 
     return Aggregate(lambda params: (), finish, stacked=True)

@@ -56,14 +56,19 @@ def all_finite(entry: Any) -> jax.Array:
     return jnp.array([jnp.isfinite(a) for a in greatest], bool).all()
 
 
-def masked_sum(stack: Any, mask: jax.Array) -> Any:
-    """Sum over the entries of a stacked tree `[n, ...]` where `mask` (bool `[n]`) holds.
+def over(mask: jax.Array, rows: jax.Array) -> jax.Array:
+    """`mask` `[n]` with axes of length 1 behind it, as many as `rows` `[n, ...]` has."""
+    return mask.reshape(mask.shape + (1,) * (rows.ndim - 1))
+
+
+def masked(stack: Any, mask: jax.Array) -> Any:
+    """The stacked tree `[n, ...]` with zeros where `mask` (bool `[n]`) does not hold.
 
     Entries are selected, not multiplied by zero, so those left out may hold nan.
     """
+    return jax.tree.map(lambda a: jnp.where(over(mask, a), a, jnp.zeros((), a.dtype)), stack)
 
-    def total(a: jax.Array) -> jax.Array:
-        kept = mask.reshape(mask.shape + (1,) * (a.ndim - 1))
-        return jnp.where(kept, a, jnp.zeros((), a.dtype)).sum(axis=0)
 
-    return jax.tree.map(total, stack)
+def masked_sum(stack: Any, mask: jax.Array) -> Any:
+    """Sum over the entries of a stacked tree `[n, ...]` where `mask` (bool `[n]`) holds."""
+    return jax.tree.map(lambda a: a.sum(axis=0), masked(stack, mask))

@@ -26,7 +26,6 @@ from ccfl_jax.checks import (
     check_whole,
 )
 from ccfl_jax.data import FederatedData
-from ccfl_jax.systems.columns import over
 from ccfl_jax.systems.lengths import mean_of
 
 _STREAM = 0xA77AC  # an attack's draws, apart from those of other parts of a rule
@@ -240,7 +239,9 @@ def _knowing_all(
             honest = counted & ~attacks
             sent = instead(uploads, honest)
             lies = counted & attacks & honest.any() & tree_util.all_finite(sent)
-            return jax.tree.map(lambda a, b: jnp.where(over(lies, a), b[None], a), uploads, sent)
+            return jax.tree.map(
+                lambda a, b: jnp.where(tree_util.over(lies, a), b[None], a), uploads, sent
+            )
 
         uploads, _ = of_all(replaced).finish(uploads, arrivals, ())
         if not aggregate.stacked:

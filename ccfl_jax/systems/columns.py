@@ -5,14 +5,11 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from ccfl_jax.algorithm.tree_util import over
+
 # Up to so many rows a sorting network is up to a hundred times faster on a CPU than XLA's sort of
 # many short columns: 3 against 250 ms for 32 rows of 100,000. For 64 it takes 8 s to compile.
 _FEW = 32
-
-
-def over(mask: jax.Array, rows: jax.Array) -> jax.Array:
-    """`mask` `[slots]` with axes of length 1 behind it, as many as `rows` has."""
-    return mask.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 def of_ordered(rows: jax.Array, counted: jax.Array, weight: jax.Array) -> jax.Array:

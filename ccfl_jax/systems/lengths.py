@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ccfl_jax.systems.columns import over
+from ccfl_jax.algorithm.tree_util import over
 
 
 def squared_distances(uploads: Any) -> jax.Array:
