@@ -10,23 +10,22 @@ from . import expression
 from .flag import Given
 
 # Server optimiser -> its hyperparameters besides --server_lr, by flag.
-_MOMENTS = ("b1", "b2", "eps", "initial_accumulator")
+HYPERPARAMETERS = ("b1", "b2", "eps", "initial_accumulator")
 SERVERS = {
     "cc_fedavg": (),
     "cc_fedsgd": (),
     "cc_fedavgm": ("b1",),
     "cc_fedadagrad": ("b1", "eps", "initial_accumulator"),
-    "cc_fedadam": _MOMENTS,
-    "cc_fedams": _MOMENTS,
+    "cc_fedadam": HYPERPARAMETERS,
+    "cc_fedams": HYPERPARAMETERS,
     "fedavgm": ("b1",),
     "fedadagrad": ("b1", "eps"),
     "fedadam": ("b1", "b2", "eps"),
     "fedyogi": ("b1", "b2", "eps"),
     "fedams": ("b1", "b2", "eps"),
-    "fadas": _MOMENTS,
+    "fadas": HYPERPARAMETERS,
     "slowmo": ("b1", "local_lr"),
 }
-HYPERPARAMETERS = _MOMENTS
 
 # Flag -> the forms of its value: functions of `ccfl.systems`, `ccfl.terms` or `training.method`
 # with their arguments in order; a number after = is the default of a missing one.
@@ -94,9 +93,8 @@ ON_DATA = "label_flip"  # an attack by clients who follow the protocol
 _PLAIN = {"normalise": "none", "server": "cc_fedsgd", "server_lr": 1.0}
 
 METHODS: dict[str, dict[str, Any]] = {
+    **{name: {"server": name} for name in SERVERS if name.startswith("cc_")},
     "cc_fedavg": {"server": "cc_fedavg", "server_lr": 1.0},
-    **{name: {"server": name} for name in SERVERS if name.startswith("cc_") and SERVERS[name]},
-    "cc_fedsgd": {"server": "cc_fedsgd"},
     "fedavg": _PLAIN | {"weights": "samples"},
     "fedavgm": _PLAIN | {"server": "fedavgm", "weights": "samples"},
     **{
