@@ -7,7 +7,6 @@ from ccfl_jax.io.files import replace_file
 from ccfl_jax.runs import run_config
 
 from ..config.compare_flags import WORLDS
-from ..config.methods import name_of
 from ..config.schedule_flags import parse_schedule
 from ..figures import canvas, curves
 from ..schedules import make
@@ -17,6 +16,8 @@ from ..training import devices
 from . import plan as planning
 from . import scores
 from .plan import Plan
+
+_ENDINGS = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 
 def compare(plan: Plan, command: str) -> int:
@@ -32,8 +33,8 @@ def compare(plan: Plan, command: str) -> int:
         folder = plan.folder / world
         tried = runner.run(grids[world], folder / "tuning")
         choices = _choices(tried)
-        for method, choice in choices.items():
-            print(f"best      {method}: {_line(plan, method, choice)}")
+        for method, members in selection.by_method(tried).items():
+            print(f"best      {method}: {_line(choices[method], members)}")
         chosen = [one.varied for one in choices.values() if one is not None]
         trials = planning.final(plan, world, chosen)
         results.carry_over(tried, trials, folder / "final")
@@ -47,12 +48,8 @@ def compare(plan: Plan, command: str) -> int:
         summary[world] = {
             name: None if one is None else one.setting for name, one in choices.items()
         }
-    for ending, written in (
-        ("md", tables.as_markdown),
-        ("csv", tables.as_csv),
-        ("tex", tables.as_latex),
-    ):
-        replace_file(plan.folder / f"table.{ending}", written(rows))
+    for name, written in tables.FORMATS.items():
+        replace_file(plan.folder / f"table.{_ENDINGS[name]}", written(rows))
     results.write_table(plan.folder / results.RESULTS, every, stages)
     found = {"command": command, "environment": run_config.environment(), "chosen": summary}
     results.write_summary(plan.folder / results.SUMMARY, found | {"table": rows})
@@ -79,35 +76,26 @@ def schedules(plan: Plan, world: str) -> list[str]:
 
 def _choices(tried: Sequence[Record]) -> dict[str, Record | None]:
     """method -> the trial with the best score of the held-out samples; None without any."""
-    found: dict[str, list[Record]] = {}
-    for one in tried:
-        found.setdefault(name_of(one.config), []).append(one)
-    return {method: _best(members) for method, members in found.items()}
+    found: dict[str, Record | None] = {}
+    for method, members in selection.by_method(tried).items():
+        best = selection.best(members, "validation")
+        found[method] = next((one for one in members if one.setting == best), None)
+    return found
 
 
-def _best(members: Sequence[Record]) -> Record | None:
-    scored = [(selection.tail_mean(one, "validation"), one) for one in members]
-    known = [(score, one) for score, one in scored if score is not None]
-    return max(known, key=lambda pair: pair[0])[1] if known else None
-
-
-def _line(plan: Plan, method: str, choice: Record | None) -> str:
+def _line(choice: Record | None, tried: Sequence[Record]) -> str:
     if choice is None:
         return "no finished trial has a score of the held-out samples"
-    edges = planning.on_edge(
-        method, {n: v for n, v in choice.varied.items() if n != "method"}, plan
-    )
-    edge = f"; the first or last tried: {', '.join(edges)}" if edges else ""
+    edges = selection.on_edge(choice.varied, [one.varied for one in tried])
+    edge = f"; the smallest or largest tried: {', '.join(edges)}" if edges else ""
     score = selection.tail_mean(choice, "validation")
     return f"{choice.setting}, held-out {choice.score} {score:.4f}{edge}"
 
 
 def _draw(final: Sequence[Record], plan: Plan, world: str) -> None:
     """The curves of the methods over rounds and, with a clock, over virtual time."""
-    runs: dict[str, list] = {}
-    for one in final:
-        if len(one.rows) > 1:
-            runs.setdefault(name_of(one.config), []).append(one.rows)
+    drawn = selection.by_method([one for one in final if len(one.rows) > 1])
+    runs = {method: [one.rows for one in members] for method, members in drawn.items()}
     if not runs:
         return
     has_clock = all(row["virtual_time"] is not None for own in runs.values() for row in own[0])

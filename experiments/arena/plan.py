@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scipy.stats import qmc
 
@@ -95,14 +95,3 @@ def settings(method: str, budget: int, fixed: set[str]) -> list[dict[str, str]]:
 
 def _text(power: float) -> str:
     return f"{10**power:.2g}"
-
-
-def on_edge(method: str, setting: dict[str, Any], plan: Plan) -> list[str]:
-    """The rates of a chosen setting that are the smallest or largest of those tried."""
-    tried = settings(method, plan.options.budget, plan.fixed)
-    edges = []
-    for name, value in setting.items():
-        values = [float(one[name]) for one in tried if name in one]
-        if len(values) > 1 and float(value) in (min(values), max(values)):
-            edges.append(name)
-    return edges

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ..config.methods import name_of
 from ..sweeps import selection
 from ..sweeps.results import Record
 
@@ -18,10 +17,7 @@ def table(final: Sequence[Record], target: float | None) -> list[dict[str, str]]
     bytes sent until a row first has a test score of at least it, means over the seeds, where all
     have one.
     """
-    members: dict[str, list[Record]] = {}
-    for one in final:
-        members.setdefault(name_of(one.config), []).append(one)
-    rows = [_row(method, own, target) for method, own in members.items()]
+    rows = [_row(name, own, target) for name, own in selection.by_method(final).items()]
     return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
 
 

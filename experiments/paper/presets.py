@@ -122,18 +122,6 @@ def trial(preset: Preset, setting: Mapping[str, Any], rounds: int | None = None)
     return {name_of(setting): Trial(setting, replace(config, out_dir=None))}
 
 
-def on_edge(chosen: Mapping[str, str], tried: Sequence[Mapping[str, str]]) -> list[str]:
-    """The rates, and eps, of a chosen setting that are the smallest or largest of those tried."""
-    edges = []
-    for rate in ("server_lr", "local_lr", "eps"):
-        values = {
-            float(one[rate]) for one in tried if one["server"] == chosen["server"] and rate in one
-        }
-        if len(values) > 1 and float(chosen[rate]) in (min(values), max(values)):
-            edges.append(rate)
-    return edges
-
-
 def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

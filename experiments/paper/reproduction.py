@@ -61,7 +61,7 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: s
 def _edges(choice: Choice, grid: Trials) -> list[str]:
     if choice.chosen is None:
         return []
-    return presets.on_edge(choice.varied, [trial.varied for trial in grid.values()])
+    return selection.on_edge(choice.varied, [trial.varied for trial in grid.values()])
 
 
 def _final_trials(preset: Preset, choices: dict[str, Choice], seeds: int) -> Trials:

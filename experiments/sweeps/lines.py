@@ -4,7 +4,6 @@ from pathlib import Path
 
 from ccfl_jax.runs import metrics
 
-from ..config.methods import name_of
 from ..config.plot_flags import AXES
 from ..figures.curves import Rows
 from . import results, selection
@@ -37,9 +36,9 @@ def _of_run(folder: Path, x: str) -> dict[str, list[Rows]]:
 def _of_sweep(folder: Path, x: str) -> dict[str, list[Rows]]:
     """method -> the rows of the seeds of its chosen setting."""
     every, found = results.read_all(folder), {}
+    methods = selection.by_method(every)
     for method, choice in selection.choices(every).items():
-        own = [one for one in every if name_of(one.config) == method]
-        members = selection.settings(own).get(choice.chosen, [])
+        members = selection.settings(methods[method]).get(choice.chosen, [])
         for one in members:
             _check_drawn(one.rows, folder / one.name, x)
         if members:

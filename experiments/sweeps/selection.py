@@ -69,12 +69,28 @@ def best(records: Sequence[Record], part: PartName = "train") -> str | None:
     return max(scored, key=lambda name: scored[name], default=None)
 
 
-def choices(records: Sequence[Record]) -> dict[str, Choice]:
-    """The choice for each method."""
+def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records of each method."""
     found: dict[str, list[Record]] = {}
     for one in records:
         found.setdefault(name_of(one.config), []).append(one)
-    return {method: _choice(members) for method, members in found.items()}
+    return found
+
+
+def choices(records: Sequence[Record]) -> dict[str, Choice]:
+    """The choice for each method."""
+    return {method: _choice(members) for method, members in by_method(records).items()}
+
+
+def on_edge(chosen: Mapping[str, str], tried: Sequence[Mapping[str, str]]) -> list[str]:
+    """The rates, and eps, of a setting that are the smallest or largest tried of its method."""
+    edges, kind = [], {n: v for n, v in chosen.items() if n in ("server", "method")}
+    tried = [one for one in tried if kind.items() <= one.items()]
+    for rate in ("server_lr", "local_lr", "eps"):
+        values = {float(one[rate]) for one in tried if rate in one}
+        if len(values) > 1 and float(chosen[rate]) in (min(values), max(values)):
+            edges.append(rate)
+    return edges
 
 
 def _choice(members: Sequence[Record]) -> Choice:

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.paper import presets
+from experiments.sweeps import selection
 
 # The paper's nine rates, 10^-3 to 10^1 in half steps.
 RATES = [10 ** (k / 2) for k in range(-6, 3)]
@@ -109,12 +110,12 @@ def test_a_rate_on_the_edge_of_what_was_tried_is_told():
 
     tried = [setting("a", rate, own) for rate in (1, 2, 3) for own in (1, 2)]
     tried += [setting("b", 9, 0.1)]
-    assert presets.on_edge(setting("a", 2, 2), tried) == ["local_lr"]
-    assert presets.on_edge(setting("a", 3, 1), tried) == ["server_lr", "local_lr"]
-    assert presets.on_edge(setting("b", 9, 0.1), tried) == []
+    assert selection.on_edge(setting("a", 2, 2), tried) == ["local_lr"]
+    assert selection.on_edge(setting("a", 3, 1), tried) == ["server_lr", "local_lr"]
+    assert selection.on_edge(setting("b", 9, 0.1), tried) == []
     tried = [setting("a", rate, 1) | {"eps": str(eps)} for rate in (1, 2, 3) for eps in EPS]
-    assert presets.on_edge(setting("a", 2, 1) | {"eps": "1e-05"}, tried) == ["eps"]
-    assert presets.on_edge(setting("a", 3, 1) | {"eps": "0.0001"}, tried) == ["server_lr"]
+    assert selection.on_edge(setting("a", 2, 1) | {"eps": "1e-05"}, tried) == ["eps"]
+    assert selection.on_edge(setting("a", 3, 1) | {"eps": "0.0001"}, tried) == ["server_lr"]
 
 
 @pytest.mark.parametrize(
