@@ -99,6 +99,16 @@ def delta(xs, t, i, s, k):
     return xs[t - s] - descend(xs[t - s], k, lambda y: grad(i, y))
 
 
+def plain(t, xs, i, s, k, last):
+    """A visit of `twin`: that upload."""
+    return delta(xs, t, i, s, k)
+
+
+def mean(t, x, uploads, who):
+    """A server step of `twin`: x_t less the mean upload."""
+    return x - np.mean(uploads, axis=0)
+
+
 def visits(schedule, t, broken=True):
     """(client, staleness, steps, whether its memory is kept) of each upload counted in round t."""
     here = [

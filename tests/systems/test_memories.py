@@ -7,7 +7,7 @@ work and a client whose uploads are rejected.
 import jax
 import numpy as np
 import pytest
-from quadratic_clients import (
+from quadratic_clients import (  # fmt: skip
     RATE,
     X0,
     D,
@@ -15,20 +15,16 @@ from quadratic_clients import (
     assert_same_run,
     both_precisions,
     busy,
-    delta,
     descend,
     everybody,
     grad,
+    plain,
     run,
     twin,
-)  # fmt: skip
+)
 
 import ccfl_jax as ccfl
 from ccfl_jax import systems
-
-
-def plain(t, xs, i, s, k, last):
-    return delta(xs, t, i, s, k)
 
 
 def scaffold_twin(schedule, eta_g, option):

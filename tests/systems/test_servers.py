@@ -5,17 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from quadratic_clients import RATE, D, both_precisions, busy, delta, everybody, run, twin, visits
+from quadratic_clients import RATE, D, both_precisions, busy, everybody, plain, run, twin, visits
 from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax import systems
 
 EPS = 1e-2
-
-
-def plain(t, xs, i, s, k, last):
-    return delta(xs, t, i, s, k)
 
 
 def adaptive(schedule, grow, root, first, eta=0.1, b1=0.9):

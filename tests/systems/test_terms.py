@@ -14,6 +14,7 @@ from quadratic_clients import (
     delta,
     descend,
     grad,
+    mean,
     run,
     twin,
 )
@@ -21,8 +22,6 @@ from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax import systems, terms
-
-MEAN = lambda t, x, uploads, who: x - np.mean(uploads, axis=0)  # noqa: E731
 
 
 def test_proximal():
@@ -32,7 +31,7 @@ def test_proximal():
         x = xs[t - s]
         return x - descend(x, k, lambda y: grad(i, y) + 0.7 * (y - x))
 
-    xs = twin(schedule, visit, MEAN)
+    xs = twin(schedule, visit, mean)
     local = lambda: optax.chain(terms.proximal(0.7), optax.sgd(RATE))  # noqa: E731
     both_precisions(schedule, xs, ccfl.cc_fedavg(), local())
     rule = terms.told(lambda visit: terms.proximal(0.7))
@@ -47,7 +46,7 @@ def test_a_term_knows_its_visit():
         return x - descend(x, k, lambda y: grad(i, y) + 0.2 * s * (y - x))
 
     rule = terms.told(lambda visit: terms.proximal(0.2 * visit.staleness.astype(float)))
-    both_precisions(schedule, twin(schedule, visit, MEAN), ccfl.cc_fedavg(), rule=rule)
+    both_precisions(schedule, twin(schedule, visit, mean), ccfl.cc_fedavg(), rule=rule)
 
 
 @pytest.mark.parametrize("divide", [False, True])
@@ -80,7 +79,7 @@ def test_clipped_uploads():
         d = delta(xs, t, i, s, k)
         return d * min(1, 0.1 / np.linalg.norm(d))
 
-    xs = twin(schedule, visit, MEAN)
+    xs = twin(schedule, visit, mean)
     rule = terms.sending(optax.clip_by_global_norm(0.1))
     both_precisions(schedule, xs, ccfl.cc_fedavg(), rule=rule)
 

@@ -6,7 +6,7 @@ The rounds are those of `test_memories`.
 import numpy as np
 import optax
 import pytest
-from quadratic_clients import (
+from quadratic_clients import (  # fmt: skip
     RATE,
     SIZES,
     X0,
@@ -19,20 +19,14 @@ from quadratic_clients import (
     descend,
     everybody,
     grad,
+    mean,
+    plain,
     run,
     twin,
-)  # fmt: skip
+)
 
 import ccfl_jax as ccfl
 from ccfl_jax import systems, terms
-
-
-def plain(t, xs, i, s, k, last):
-    return delta(xs, t, i, s, k)
-
-
-def mean(t, x, uploads, who):
-    return x - np.mean(uploads, axis=0)
 
 
 def test_fedavg_by_samples():
