@@ -2,8 +2,8 @@
 
 usage: python -m experiments.plot FOLDER ... [--x=AXIS] [--out=FILE]
 
-A folder is that of a run, or of a sweep: of that the setting of each method that was chosen by
-training score, with a band over its seeds.
+A folder is that of a run, or of a sweep: of that the setting of each method that was chosen,
+by held-out samples if it has them or else by training score, with a band over its seeds.
 """
 
 import sys

@@ -78,7 +78,7 @@ def _choices(tried: Sequence[Record]) -> dict[str, Record | None]:
     """method -> the trial with the best score of the held-out samples; None without any."""
     found: dict[str, Record | None] = {}
     for method, members in selection.by_method(tried).items():
-        best = selection.best(members, "validation")
+        best = selection.best(members)
         found[method] = next((one for one in members if one.setting == best), None)
     return found
 

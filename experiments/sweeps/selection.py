@@ -1,4 +1,7 @@
-"""Selection: the setting chosen for each method of a sweep, by training score."""
+"""Selection: the setting chosen for each method of a sweep.
+
+By the score of the held-out samples, with `--validation`, else by that of training.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -13,9 +16,10 @@ class Choice(NamedTuple):
     """The choice for a method; None where no trial finished.
 
     Attributes:
-        chosen: the setting with the best training score.
+        chosen: the setting with the best score of held-out samples or, without any, of training.
         varied: its varied flags.
-        train: its mean score over the last fifth of the rounds.
+        train: its mean training score over the last fifth of the rounds.
+        validation: the same of the held-out samples; None without any.
         test: the same of the test set.
         by_test: the setting with the best test score.
         diverged: how many trials of the method diverged.
@@ -26,6 +30,7 @@ class Choice(NamedTuple):
     chosen: str | None
     varied: dict[str, str]
     train: float | None
+    validation: float | None
     test: float | None
     by_test: str | None
     diverged: int
@@ -59,14 +64,21 @@ def tail_mean(one: Record, part: PartName, share: float = 1.0) -> float | None:
     return None if None in values or not values else sum(values) / len(values)
 
 
-def best(records: Sequence[Record], part: PartName = "train") -> str | None:
+def best(records: Sequence[Record], part: PartName | None = None) -> str | None:
     """The setting with the highest score in the last fifth of the rounds, mean over its seeds.
 
-    Of equals the first; None where no setting has all its trials finished.
+    Of equals the first; None where no setting has all its trials finished. Without `part` the score
+    is that of the held-out samples or, where some trial has none, of training.
     """
+    part = part or _choosing(records)
     means = {name: _mean_over_seeds(members, part) for name, members in settings(records).items()}
     scored = {name: mean for name, mean in means.items() if mean is not None}
     return max(scored, key=lambda name: scored[name], default=None)
+
+
+def _choosing(records: Sequence[Record]) -> PartName:
+    held_out = all(one.config.get("validation") is not None for one in records)
+    return "validation" if held_out else "train"
 
 
 def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -94,13 +106,14 @@ def on_edge(chosen: Mapping[str, str], tried: Sequence[Mapping[str, str]]) -> li
 
 
 def _choice(members: Sequence[Record]) -> Choice:
-    chosen = best(members, "train")
+    chosen, part = best(members), _choosing(members)
     trials = [one for one in members if one.setting == chosen]
     varied = trials[0].varied if trials else {}
     return Choice(
         chosen=chosen,
         varied={name: value for name, value in varied.items() if name != "seed"},
         train=_mean_over_seeds(trials, "train"),
+        validation=_mean_over_seeds(trials, part) if part == "validation" else None,
         test=_mean_over_seeds(trials, "test"),
         by_test=best(members, "test"),
         diverged=sum(one.status == "diverged" for one in members),
@@ -128,9 +141,10 @@ def as_json(choices: Mapping[str, Choice]) -> dict[str, dict[str, Any]]:
 def line(choice: Choice) -> str:
     """A choice in one line of text."""
     if choice.chosen is None:
-        return "no finished trial has a training score"
+        return "no finished trial has a score to choose it by"
     other = "" if choice.by_test == choice.chosen else f"; by test data {choice.by_test}"
-    return f"{choice.chosen}, train {choice.train:.4f}, test {choice.test:.4f}{other}"
+    held = "" if choice.validation is None else f"held-out {choice.validation:.4f}, "
+    return f"{choice.chosen}, train {choice.train:.4f}, {held}test {choice.test:.4f}{other}"
 
 
 def finals(records: Sequence[Record]) -> dict[str, dict[str, Any]]:

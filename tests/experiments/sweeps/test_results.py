@@ -53,6 +53,18 @@ def test_a_setting_is_chosen_by_training_over_its_seeds():
     assert selection.best(equal) == "server=a server_lr=3"  # the first
 
 
+def test_held_out_samples_choose_where_there_are_some():
+    """Training ranks 2 above 1, the held-out samples 1 above 2."""
+    trials = [made(f"server=a server_lr={k}", [0] * 5 + [k], validation=0.1) for k in (1, 2)]
+    for one, score in zip(trials, (0.9, 0.8), strict=True):
+        one.rows[-1]["validation_accuracy"] = score
+    choice = selection.choices(trials)["a"]
+    assert (choice.chosen, choice.validation) == ("server=a server_lr=1", 0.9)
+    assert "train 2.0000, held-out 0.9000, test 1.0000" in selection.line(choice)
+    trials[0].config["validation"] = None
+    assert selection.choices(trials)["a"].chosen == "server=a server_lr=2"
+
+
 def test_choosing_by_test_is_stated_where_it_differs():
     trials = [made(f"server=a server_lr={k}", [0] * 5 + [k]) for k in (1, 2)]
     trials[0].rows[-1]["train_accuracy"] = 7
