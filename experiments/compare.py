@@ -1,7 +1,8 @@
 """Compares systems under the same arrivals.
 
 usage: python -m experiments.compare --out_dir=FOLDER [--methods=A,B,...] [--worlds=A,B,...]
-           [--budget=N] [--seeds=N] [--target=SCORE] [--FLAG=VALUE ...]
+           [--budget=N] [--ranges='local_lr(0.1,30)'] [--seeds=N] [--target=SCORE]
+           [--FLAG=VALUE ...]
 
 In every world (who comes when) all methods have the same schedules, one for each seed. Each is
 tuned with the same budget: so many settings of its rates, the same points of their ranges, seed 0.

@@ -1,10 +1,11 @@
 """The trials of a comparison: the same arrivals and the same budget for each method."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from scipy.stats import qmc
 
 from ..config import compare_flags as known
@@ -39,9 +40,9 @@ def tuning(plan: Plan, world: str) -> Trials:
     """The trials by which settings are chosen, all with seed 0."""
     rounds = plan.options.tune_rounds
     own = [] if rounds is None else [f"--rounds={rounds}"]
-    trials = {}
+    trials, ranges = {}, known.ranges(plan.options.ranges)
     for method in plan.options.methods.split(","):
-        for setting in settings(method, plan.options.budget, plan.fixed):
+        for setting in settings(method, plan.options.budget, ranges, plan.fixed):
             trials |= trial(plan, world, {"method": method, **setting}, own)
     return trials
 
@@ -64,7 +65,9 @@ def trial(plan: Plan, world: str, setting: dict[str, str], more: list[str]) -> T
     return {name_of(setting): Trial(setting, replace(config, out_dir=None))}
 
 
-def settings(method: str, budget: int, fixed: set[str]) -> list[dict[str, str]]:
+def settings(
+    method: str, budget: int, ranges: Mapping[str, tuple[float, float]], fixed: set[str]
+) -> list[dict[str, str]]:
     """As many points of the rates as the budget: of a Halton sequence, the same for all methods.
 
     They are even in the logarithm of each rate, over ranges that go with the unit of the server's:
@@ -72,26 +75,21 @@ def settings(method: str, budget: int, fixed: set[str]) -> list[dict[str, str]]:
     """
     own, server = METHODS[method], METHODS[method]["server"]
     is_adaptive = "eps" in SERVERS[server]
-    ranges: dict[str, tuple[float, float]] = {}
+    found = {}
     if "adam" not in own.get("local", ""):
-        ranges["local_lr"] = known.LOCAL_LR
+        found["local_lr"] = ranges["local_lr"]
     if server != "cc_fedavg":
-        undivided = own.get("normalise") == "none"
-        plain = known.UNDIVIDED if undivided else known.DIVIDED
-        ranges["server_lr"] = known.ADAPTIVE if is_adaptive else plain
+        plain = "undivided" if own.get("normalise") == "none" else "divided"
+        found["server_lr"] = ranges["adaptive" if is_adaptive else plain]
     if is_adaptive:
-        ranges["eps"] = known.EPS
-    tuned = {name: one for name, one in ranges.items() if name not in fixed}
+        found["eps"] = ranges["eps"]
+    tuned = {name: np.log10(one) for name, one in found.items() if name not in fixed}
     points = qmc.Halton(3, seed=0).random(budget)
-    found = [
-        {
-            name: _text(low + u * (high - low))
+    rows = [
+        tuple(
+            (name, f"{10 ** (low + u * (high - low)):.2g}")
             for (name, (low, high)), u in zip(tuned.items(), row[: len(tuned)], strict=True)
-        }
+        )
         for row in points.tolist()
     ]
-    return [dict(pairs) for pairs in dict.fromkeys(tuple(one.items()) for one in found)]
-
-
-def _text(power: float) -> str:
-    return f"{10**power:.2g}"
+    return [dict(pairs) for pairs in dict.fromkeys(rows)]

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from . import flag as flags
+from absl import flags
+
+from . import expression
+from . import flag as tables
 from .flag import POSITIVE, Domain, flag, one_of, whole
 from .methods import METHODS
 
@@ -17,10 +20,15 @@ WORLDS = {
     "nights": [*_TASKS, "--availability=diurnal(22,8)"],
     "labels": [*_TASKS, "--availability=label(86400)"],
 }
-# What is tuned -> from and to which power of ten. Of the server's rates: of adaptive servers, of
-# undivided uploads, of divided ones.
-LOCAL_LR, EPS = (-3.0, -0.5), (-6.0, -2.0)
-ADAPTIVE, UNDIVIDED, DIVIDED = (-3.0, 0.0), (-1.0, 0.8), (0.0, 2.3)
+# What is tuned, and between which values. Of the server's rates: of adaptive servers, of undivided
+# uploads, of divided ones.
+_RANGES = (
+    "local_lr(least=0.001,most=0.316)",
+    "adaptive(least=0.001,most=1)",
+    "undivided(least=0.1,most=6.31)",
+    "divided(least=1,most=199.5)",
+    "eps(least=1e-06,most=0.01)",
+)
 
 
 def _names(known: Any) -> Domain:
@@ -32,6 +40,19 @@ def _names(known: Any) -> Domain:
         return set(names) <= set(known) and len(set(names)) == len(names)
 
     return plain._replace(expected=f"of {plain.expected}, with commas", holds=holds)
+
+
+def ranges(text: str) -> dict[str, tuple[float, float]]:
+    """What is tuned -> its least and largest value, those in `text` in place of the usual ones."""
+    words = [*(form.partition("(")[0] for form in _RANGES), *expression.split(text, "+ ")]
+    return dict(expression.expression(word, _RANGES) for word in words)
+
+
+def _are_ranges(text: str) -> bool:
+    known = expression.domain(_RANGES, several=True)
+    return not text or (
+        known.holds(text) and all(0 < low < high for low, high in ranges(text).values())
+    )
 
 
 @dataclass(frozen=True)
@@ -58,6 +79,16 @@ class Options:
         "eps, those that the command line does not give",
         _GROUP,
     )
+    ranges: str = flag(
+        Domain(
+            flags.DEFINE_string,
+            ", ".join(_RANGES) + " with 0 < least < most; several with + between two",
+            _are_ranges,
+        ),
+        "",
+        "between which values rates are tuned, others than the usual ones",
+        _GROUP,
+    )
     tune_rounds: int | None = flag(
         whole(1), None, "rounds of those trials; unset: as of the others", _GROUP
     )
@@ -67,4 +98,4 @@ class Options:
     )
 
 
-COMPARE = flags.table(Options)
+COMPARE = tables.table(Options)

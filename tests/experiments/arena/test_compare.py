@@ -93,22 +93,39 @@ def test_the_same_command_trains_nothing_again(compared, capsys):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_the_same_budget(method):
-    found = plan.settings(method, 7, set())
+    ranges = compare_flags.ranges("")
+    found = plan.settings(method, 7, ranges, set())
     assert len(found) == 7
     rates = {*found[0]}
     assert ("eps" in rates) == ("eps" in SERVERS[METHODS[method]["server"]])
     assert rates <= {"local_lr", "server_lr", "eps"}
     for one in found:
-        low, high = compare_flags.LOCAL_LR
-        assert 10**low * 0.99 <= float(one["local_lr"]) <= 10**high * 1.01
-    same = plan.settings("fedavg", 7, set())
+        low, high = ranges["local_lr"]
+        assert low * 0.99 <= float(one["local_lr"]) <= high * 1.01
+    same = plan.settings("fedavg", 7, ranges, set())
     assert [one["local_lr"] for one in found] == [one["local_lr"] for one in same]
 
 
 def test_given_rates_are_not_tuned():
-    found = plan.settings("cc_fedams", 4, {"local_lr", "eps"})
+    ranges = compare_flags.ranges("")
+    found = plan.settings("cc_fedams", 4, ranges, {"local_lr", "eps"})
     assert [*found[0]] == ["server_lr"] and len(found) == 4
-    assert plan.settings("cc_fedavg", 4, {"local_lr"}) == [{}]
+    assert plan.settings("cc_fedavg", 4, ranges, {"local_lr"}) == [{}]
+
+
+def test_given_ranges_take_the_place_of_the_usual_ones():
+    """The same points of a range: log10 of a rate moves with the logs of the range's ends."""
+    usual = compare_flags.ranges("")
+    own = compare_flags.ranges("local_lr(0.3,30)+adaptive(0.1,10)")
+    assert own == usual | {"local_lr": (0.3, 30.0), "adaptive": (0.1, 10.0)}
+    for before, after in zip(
+        *(plan.settings("cc_fedams", 5, ranges, set()) for ranges in (usual, own)), strict=True
+    ):
+        assert before["eps"] == after["eps"]
+        for name, key in (("local_lr", "local_lr"), ("server_lr", "adaptive")):
+            (a, b), (c, d) = np.log10(usual[key]), np.log10(own[key])
+            u = (np.log10(float(before[name])) - a) / (b - a)
+            assert float(after[name]) == pytest.approx(10 ** (c + u * (d - c)), rel=0.2)
 
 
 def test_a_target_that_some_seed_misses_is_counted():
@@ -138,6 +155,7 @@ def test_a_target_that_some_seed_misses_is_counted():
         (["--out_dir=o", "--method=fedavg"], "--method: expected in --methods, ..., found alone"),
         (["--out_dir=o", "--seed=3"], "--seed: expected in --methods, --worlds, --seeds, ..."),
         (["--out_dir=o", "--methods=fedavg,fedavg"], "--methods: expected of cc_fedavg, ..."),
+        (["--out_dir=o", "--ranges=eps(1,1)"], "--ranges: expected ..., found 'eps(1,1)'"),
         (["--out_dir=o", "--worlds=moon"], "--worlds: expected of paper, ..., found 'moon'..."),
         (["--out_dir=o", "--local_lr=-1"], "--local_lr: expected a number ..., found -1.0"),
     ],
