@@ -79,3 +79,11 @@ def write(
     """The history with x_v and its message in a slot; unchanged where slot >= history_length."""
     entry = (params, jnp.asarray(version), message)
     return History(*tree_util.write(tuple(history), slot, entry))
+
+
+def has_newest(history: History, params: Params, version: jax.Array) -> jax.Array:
+    """bool: whether `params` are x_v of the history, v = `version`; true where it has none."""
+    slot = jnp.argmax(history.version == version)
+    pairs = zip(jax.tree.leaves(read(history, slot)), jax.tree.leaves(params), strict=True)
+    same = jnp.array([jnp.array_equal(a, b, equal_nan=True) for a, b in pairs])
+    return same.all() | (history.version[slot] != version)

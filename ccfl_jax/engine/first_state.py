@@ -7,7 +7,7 @@ import optax
 from ccfl_jax.algorithm import aggregators as aggregation
 from ccfl_jax.algorithm import client_memory, tree_util
 from ccfl_jax.algorithm import model_history as past
-from ccfl_jax.algorithm.types import Aggregate, Rule, Task
+from ccfl_jax.algorithm.types import Aggregate, Params, Rule, Task
 from ccfl_jax.data.arrays import held
 from ccfl_jax.engine.method_checks import (
     as_a_round_takes_it,
@@ -30,6 +30,7 @@ def init_state(
     rule: Rule | None = None,
     num_clients: int | None = None,
     memories: int | None = None,
+    params: Params | None = None,
 ) -> State:
     """The state before round 0.
 
@@ -41,23 +42,19 @@ def init_state(
         num_clients: n, needed by a rule that keeps memories.
         memories: how many of them are kept: n by default, or `Schedule.memory_rows()` for a
             schedule `remembered()`.
+        params: x_0, instead of the task's: a trained model, for example.
 
     Raises:
         ValueError: if `history_length` is below 1, for a part of another kind than its name says,
-            parameters that are no floats, a key of another generator than threefry2x32, no
-            `num_clients` for a rule that keeps memories, and more of those than a device holds.
+            parameters that are no floats or not like the task's, a key of another generator than
+            threefry2x32, no `num_clients` for a rule that keeps memories, and more of those than a
+            device holds.
     """
     check_key(key)
     server = as_a_round_takes_it(server)
     check_kinds(task, server, aggregate, rule)
     rule = rule or Rule()
-    # With dtypes of their own: Python's numbers would compile the first piece apart. Copied, as a
-    # user's own arrays are not to be donated.
-    params = jax.tree.map(
-        lambda a: jnp.array(a, jnp.asarray(a).dtype),
-        held("params", task.init(jax.random.fold_in(key, _INIT_STREAM))),
-    )
-    check_params(params)
+    params = _first_params(task, jax.random.fold_in(key, _INIT_STREAM), params)
     server_state, first = server.init(tree_util.wide(params)), rule.memory(params)
     # Before the first visit all clients remember the same.
     mean = tree_util.wide(rule.shared(first))
@@ -73,6 +70,31 @@ def init_state(
     )
     message = rule.message(mean, state)
     return _unshared(state._replace(history=past.init(params, history_length, message)))
+
+
+def _first_params(task: Task, key: jax.Array, own: Params | None) -> Params:
+    """x_0: the task's, or one's own, which has the same form.
+
+    With dtypes of their own: Python's numbers would compile the first piece apart. Copied, as a
+    user's own arrays are not to be donated.
+    """
+    first = held("params", task.init(key) if own is None else own)
+    params = jax.tree.map(lambda a: jnp.array(a, jnp.asarray(a).dtype), first)
+    check_params(params)
+    if own is not None:
+        wanted, found = _forms(jax.eval_shape(task.init, key)), _forms(params)
+        for path in [path for path in {**wanted, **found} if wanted.get(path) != found.get(path)]:
+            raise ValueError(
+                f"params: expected {wanted.get(path, 'nothing')} at {path or 'the top'}, as the "
+                f"task has, found {found.get(path, 'nothing')}"
+            )
+    return params
+
+
+def _forms(params: Params) -> dict[str, str]:
+    """path -> dtype and shape of each leaf."""
+    named, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {jax.tree_util.keystr(path): f"{a.dtype}{[*a.shape]}" for path, a in named}
 
 
 def _unshared(state: State) -> State:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from ccfl_jax.algorithm import model_history as past
 from ccfl_jax.checks import check_kind
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data.arrays import held
@@ -53,13 +54,14 @@ def run_rounds(
     Raises:
         ValueError: if the schedule is malformed, has clients that the data do not, or needs a model
             that does not exist (yet) or is not kept, or if its plan does not match it; for a piece
-            of other rounds than those after the state; for memories of another number of clients;
-            for 2**31 rows of data or more.
+            of other rounds than those after the state; for parameters that were replaced in the
+            state; for memories of another number of clients; for 2**31 rows of data or more.
     """
     check_parts(round_fn, state, schedule)
     data = usable(data)
     state, round_fn = held("state", state), held("round_fn", round_fn)
     check_schedule(schedule, len(data), int(state.round), np.asarray(state.history.version))
+    check_newest(state)
     if memories := jax.tree.leaves(state.clients):
         memory_plan.check_rows(schedule.rows, schedule.recall, len(memories[0]), len(data))
     slots, rounds = padded(schedule)
@@ -149,6 +151,24 @@ def check_schedule(
             schedule.working(),
             first_round,
             versions,
+        )
+
+
+_is_newest = jax.jit(lambda own: past.has_newest(*own))
+_are_all_newest = jax.jit(jax.vmap(lambda own: past.has_newest(*own)))
+
+
+def check_newest(state: State) -> None:
+    """Raises ValueError for parameters that are not the newest model of the state's history.
+
+    Clients would start from that one.
+    """
+    own = state.history, state.params, state.round
+    one = _are_all_newest if np.ndim(state.round) else _is_newest
+    if not np.all(one(own)):
+        raise ValueError(
+            "state: expected params that are the newest model of its history, found others "
+            "(init_state(..., params=) starts from a model of one's own)"
         )
 
 

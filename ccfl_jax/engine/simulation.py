@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import optax
 
-from ccfl_jax.algorithm.types import Aggregate, Normalise, Rule, Task, WorkUnit
+from ccfl_jax.algorithm.types import Aggregate, Normalise, Params, Rule, Task, WorkUnit
 from ccfl_jax.engine.first_state import init_state
 from ccfl_jax.engine.rounds import Local, RoundFn, build_round
 from ccfl_jax.engine.state import State
@@ -16,8 +16,8 @@ class Simulation(NamedTuple):
     """What `run_rounds` needs of a method.
 
     Attributes:
-        init: `init(key, history_length=1, num_clients=None, memories=None) -> State`, the state
-            before round 0, as `init_state`.
+        init: `init(key, history_length=1, num_clients=None, memories=None, params=None) -> State`,
+            the state before round 0, as `init_state`.
         round: `round(state, slots, data) -> (state, info)`, as `build_round`.
     """
 
@@ -56,8 +56,10 @@ def simulation(
         history_length: int = 1,
         num_clients: int | None = None,
         memories: int | None = None,
+        params: Params | None = None,
     ) -> State:
-        return init_state(task, server, key, history_length, aggregate, rule, num_clients, memories)
+        own = aggregate, rule, num_clients, memories, params
+        return init_state(task, server, key, history_length, *own)
 
     round_fn = build_round(
         task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh, rule

@@ -16,6 +16,7 @@ from ccfl_jax.data.arrays import held, num_rows
 from ccfl_jax.engine.evaluate import batch_sums, ratios, taken
 from ccfl_jax.engine.programs import compiled
 from ccfl_jax.engine.run import (
+    check_newest,
     check_parts,
     check_schedule,
     loop,
@@ -74,6 +75,7 @@ def run_trials(
     data = usable(data)
     states, round_fn = held("states", states), held("round_fn", round_fn)
     _check_trials(round_fn, states, schedules, data)
+    check_newest(states)
     slots, (rounds, *_) = zip(*map(padded, schedules), strict=True)
     function, given = taken_apart(round_fn)
     own: dict[str, Any] = {"given": given}

@@ -55,8 +55,8 @@ def fine_tuning() -> Rule:
     A round of it, with everybody there, fine-tunes a trained model for each client, which
     `evaluate_clients` then scores:
 
-        trained = task._replace(init=lambda key: state.params)
-        simulation = ccfl.simulation(trained, ccfl.cc_fedavg(), 0.01, rule=systems.fine_tuning())
+        simulation = ccfl.simulation(task, ccfl.cc_fedavg(), 0.01, rule=systems.fine_tuning())
+        tuned = simulation.init(key, num_clients=len(data), params=state.params)
     """
 
     def still(delta: Any, mean: Any, state: Any) -> Params:
