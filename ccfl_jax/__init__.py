@@ -38,6 +38,8 @@ from ccfl_jax.engine.simulation import simulation
 from ccfl_jax.engine.streaming import stream_rounds
 from ccfl_jax.models.tasks import classification_task
 from ccfl_jax.models.tasks import tags_task
+from ccfl_jax.runs import callbacks
+from ccfl_jax.runs.train import train
 from ccfl_jax.engine.trials import evaluate_trials
 from ccfl_jax.engine.trials import run_trials
 from ccfl_jax.algorithm.types import Aggregate
@@ -65,6 +67,7 @@ __all__ = [
     "Weighted",
     "availability",
     "build_round",
+    "callbacks",
     "cc_fedadagrad",
     "cc_fedadam",
     "cc_fedams",
@@ -98,6 +101,7 @@ __all__ = [
     "terms",
     "theory",
     "traces",
+    "train",
 ]
 
 

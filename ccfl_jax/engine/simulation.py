@@ -19,10 +19,12 @@ class Simulation(NamedTuple):
         init: `init(key, history_length=1, num_clients=None, memories=None, params=None) -> State`,
             the state before round 0, as `init_state`.
         round: `round(state, slots, data) -> (state, info)`, as `build_round`.
+        task: what is learnt.
     """
 
     init: Callable[..., State]
     round: RoundFn
+    task: Task
 
 
 def simulation(
@@ -64,4 +66,4 @@ def simulation(
     round_fn = build_round(
         task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh, rule
     )
-    return Simulation(init, round_fn)
+    return Simulation(init, round_fn, task)

@@ -48,11 +48,16 @@ def append_rows(folder: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) ->
 
     Numbers that are not finite become None. A row of trials trained together names its `trial`.
     """
-    plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
-    if jax.process_index() == 0 and plain:
-        lines = (json.dumps(row, allow_nan=False) for row in plain)
+    kept = [*map(plain, rows)]
+    if jax.process_index() == 0 and kept:
+        lines = (json.dumps(row, allow_nan=False) for row in kept)
         append_line(Path(folder) / METRICS, "\n".join(lines))
-    return plain
+    return kept
+
+
+def plain(row: Mapping[str, Any]) -> Row:
+    """A row of Python's numbers; None for those that are not finite."""
+    return {name: _plain(value) for name, value in row.items()}
 
 
 def read_rows(folder: str | os.PathLike) -> list[Row]:

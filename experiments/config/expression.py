@@ -67,6 +67,17 @@ def domain(forms: tuple[str, ...], several: bool = False) -> Domain:
     return Domain(flags.DEFINE_string, expected, holds)
 
 
+def _is_comparison(text: str) -> bool:
+    name, _, bound = re.sub("[<>]=", "\n", text.strip(), count=1).partition("\n")
+    try:
+        return name.strip().isidentifier() and math.isfinite(number(bound.strip()))
+    except ValueError:
+        return False
+
+
+COMPARISON = Domain(flags.DEFINE_string, "NAME>=NUMBER or NAME<=NUMBER", _is_comparison)
+
+
 def split(text: str, separators: str) -> list[str]:
     """The parts of a text between separators that are in no brackets, without empty ones."""
     parts, depth = [""], 0

@@ -74,6 +74,14 @@ def steady(warns: bool = True) -> Iterator[None]:
         warnings.showwarning = show
 
 
+def say(line: str) -> None:
+    """Prints a line, above the progress bar where there is one."""
+    from tqdm.auto import tqdm
+
+    with tqdm.external_write_mode():
+        print(line, flush=True)
+
+
 def warn(line: str) -> None:
     """Prints a warning in one line."""
     print(f"warning   {line}", file=sys.stderr)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 from . import flag as flags
-from .expression import domain
+from .expression import COMPARISON, domain
 from .flag import DECAY, PATH, POSITIVE, RATE, SWITCH, UTF8_PATH, flag, one_of, switch_or, whole
 from .flag_rules import DATASETS, MODELS, check_together
 from .methods import FORMS, METHODS, SERVERS, fill
@@ -192,6 +192,9 @@ class Config:
         None,
         "non-finite uploads that are rejected before the run ends as diverged; unset: no limit",
         may_change="in a run",
+    )
+    target: str | None = _run(
+        COMPARISON, None, "score that ends it, as accuracy>=0.8", may_change="in a run"
     )
     checkpoint_every: int | None = _run(
         whole(1),

@@ -10,16 +10,17 @@ from typing import NamedTuple
 import ccfl_jax as ccfl
 from ccfl_jax.io import files as folders
 from ccfl_jax.runs import checkpoints as saving
-from ccfl_jax.runs import provenance
+from ccfl_jax.runs import provenance, train_loop
 from ccfl_jax.runs.metrics import Row
+from ccfl_jax.runs.train_loop import Progress, Watch
 
+from ..config import output
 from ..config.command import DIVERGED, DONE, ERRORS, FAILED, Stopped
 from ..config.run_flags import Config
 from ..config.sweep_flags import Trial, Trials
 from ..training import devices, intervals, journal, method, parts
 from ..training.journal import Journal
 from ..training.signals import on_signals
-from ..training.train_loop import Watch, is_over, progress_bar, say, train
 from . import results, trial_checkpoints, trial_group
 from .results import Record
 from .trial_group import Group
@@ -114,14 +115,15 @@ def _run(
     def is_due(done: int, over: bool) -> bool:
         return not over and minutes.is_checkpoint(configs[0], done)
 
-    with progress_bar(configs[0], sum(one.config.rounds for one in left.values())) as bar:
-        watch = Watch(stop_requested, is_due, bar)
+    total = sum(one.config.rounds for one in left.values())
+    with train_loop.progress_bar(total, shown=configs[0].progress) as bar:
+        watch = Watch(stop_requested, is_due, bar, lambda progress: None)
         sweep = _Sweep(folder, begun, task_data, history, schedule, memory, watch)
         for members in _alike(left):
             for one in _train_alike(members, sweep):
                 results.write(folder, one)
                 done[one.name] = one
-                say(f"trial     {results.line(one)}")
+                output.say(f"trial     {results.line(one)}")
     return [done[name] for name in trials]
 
 
@@ -180,7 +182,7 @@ def _train_alike(members: Trials, sweep: _Sweep) -> Iterator[Record]:
     nbytes, together, budget = trial_group.at_once(group, sweep.memory)
     limit = "" if budget is None else f" of {budget / 1e6:.3g} MB"
     count = task_data.mesh.size
-    say(
+    output.say(
         f"program   {first.method or first.server}, {first.rounds} rounds: {len(members)} trials, "
         f"{together} at once on each of {count} devices; {nbytes / 1e6:.3g} MB a trial{limit}"
     )
@@ -221,15 +223,15 @@ def _rows(
     try:
         progress = _begun(own, group) or trial_group.start(group, configs)
         watch.bar.update(progress.done * len(trials))
-        progress = train(program, progress, own, watch)
+        progress = train_loop.train(program, progress, journal.store(own), watch)
     finally:
         saving.close(checkpoints)
-    if not is_over(group.config, progress):
+    if not program.is_over(progress):
         raise Stopped("the same command continues")
     return progress.rows
 
 
-def _begun(own: Journal, group: Group) -> journal.Progress | None:
+def _begun(own: Journal, group: Group) -> Progress | None:
     """The progress of unfinished trials; None without an undamaged checkpoint."""
     try:
         saved = journal.newest(own, functools.partial(trial_group.like, group))

@@ -56,9 +56,10 @@ def tail_mean(one: Record, part: PartName, share: float = 1.0) -> float | None:
         part: training or test data.
         share: 1 for the last fifth of the rounds, 0.6 for that before 60 % of them.
     """
-    if one.status != "finished":
+    if one.status != "finished" or not one.rows:
         return None
-    rounds, column = one.config["rounds"], f"{part}_{one.score}"
+    # A target may end a trial before its last round.
+    rounds, column = one.rows[-1]["round"], f"{part}_{one.score}"
     last = share * rounds
     values = [row[column] for row in one.rows if last - 0.2 * rounds < row["round"] <= last]
     return None if None in values or not values else sum(values) / len(values)

@@ -14,11 +14,11 @@ from jax.tree_util import Partial
 
 import ccfl_jax as ccfl
 from ccfl_jax.engine import load_balancing
-from ccfl_jax.runs import metrics
+from ccfl_jax.runs import metrics, train_loop
+from ccfl_jax.runs.train_loop import Part, Program, Progress
 
 from ..config.run_flags import RUN, Config
-from ..training import devices, journal, method, parts
-from ..training.train_loop import Part, Program
+from ..training import devices, intervals, method, parts, privacy
 
 
 class TaskData(NamedTuple):
@@ -93,6 +93,7 @@ def group(
     config: Config, history: int, schedule: Callable[[Config], ccfl.Schedule], task_data: TaskData
 ) -> Group:
     """The group of trials like `config`, with a history of `history` models."""
+    intervals.check_target(config, task_data.task, task_data.scored[0])
     first_states = jax.jit(jax.vmap(partial(parts.first_state, config, task_data.task, history)))
     round_at = parts.round_at(config, task_data.task, None)
     return Group(config, history, schedule, round_at, first_states, task_data)
@@ -127,10 +128,10 @@ def like(group: Group, trials: Sequence) -> ccfl.State:
     return group.first_states(numbers, _keys([0] * len(trials)))
 
 
-def start(group: Group, configs: Sequence[Config]) -> journal.Progress:
+def start(group: Group, configs: Sequence[Config]) -> Progress:
     """The progress of trials before round 0."""
     states = group.first_states(_numbers(configs), _keys([config.seed for config in configs]))
-    return journal.start(states, len(configs))
+    return train_loop.start(states, len(configs))
 
 
 def program(group: Group, configs: Sequence[Config]) -> Program:
@@ -157,10 +158,16 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         return ccfl.run_trials(round_fn, states, piece, data, mesh, donate=True)
 
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
-        return _scores(group.task_data, numbers, states)[: len(configs)]
+        found, done = [], int(np.max(states.round))
+        for k, (test, further) in enumerate(_scores(group.task_data, numbers, states)):
+            if k < len(configs):
+                own = schedules[k if len(schedules) > 1 else 0].rounds(0, done)
+                found.append((test, further | privacy.columns(configs[k], own)))
+        return found
 
-    sent = method.sent_bytes(group.config, parts.model(task))
-    return Program([*configs], schedules, sent, rest, advance, evaluate)
+    sent, times = method.sent_bytes(group.config, parts.model(task)), intervals.times(group.config)
+    ends = group.config.max_rejected, intervals.target(group.config)
+    return Program(times, schedules, sent, rest, advance, evaluate, *ends)
 
 
 def _scores(

@@ -6,6 +6,7 @@ whose state has no axis of trials.
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,34 +18,9 @@ from ccfl_jax.io import folder_lock
 from ccfl_jax.runs import checkpoints as saving
 from ccfl_jax.runs import metrics
 from ccfl_jax.runs.metrics import Row
+from ccfl_jax.runs.train_loop import Progress, Store
 
 from ..config import output
-
-
-class Progress(NamedTuple):
-    """The progress of trials that train together.
-
-    Attributes:
-        states: of a run; or of trials, `[trials, ...]`, all at the same round, perhaps with
-            further ones that fill the devices.
-        infos: the rounds since the last rows, `[trials, rounds, ...]`; None without any.
-        rows: of each trial.
-        seconds: of those rounds.
-    """
-
-    states: ccfl.State
-    infos: ccfl.Info | None
-    rows: list[list[Row]]
-    seconds: float
-
-    @property
-    def done(self) -> int:
-        """The rounds done."""
-        return int(np.max(self.states.round))
-
-    def alive(self, max_rejected: int | None) -> list[bool]:
-        """Whether each trial continues, that is, has not failed (`metrics.has_failed`)."""
-        return [not (rows and metrics.has_failed(rows, max_rejected)) for rows in self.rows]
 
 
 class Journal(NamedTuple):
@@ -65,9 +41,9 @@ class Journal(NamedTuple):
     checkpoints: Any
 
 
-def start(states: ccfl.State, trials: int) -> Progress:
-    """The progress of `trials` trials before round 0."""
-    return Progress(states, None, [[] for _ in range(trials)], 0.0)
+def store(own: Journal) -> Store:
+    """Where the training loop keeps rows and checkpoints."""
+    return Store(partial(add, own), partial(save, own))
 
 
 def add(journal: Journal, progress: Progress, new: dict[int, Row]) -> Progress:

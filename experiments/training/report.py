@@ -5,12 +5,12 @@ import math
 import jax
 import numpy as np
 
-from ccfl_jax.runs import metrics
+from ccfl_jax.runs import metrics, targets
 from ccfl_jax.runs.metrics import Row
 
 from ..config.methods import FORMS, SERVERS
 from ..config.run_flags import Config
-from . import theorem_report
+from . import intervals, theorem_report
 from .run_setup import Job
 
 _ADAPTS = 0.01  # share of coordinates, below which a server is momentum in all but name
@@ -18,7 +18,9 @@ _ADAPTS = 0.01  # share of coordinates, below which a server is momentum in all 
 
 def is_short(rows: list[Row], config: Config) -> bool:
     """Whether a run was stopped before its end."""
-    return rows[-1]["round"] < config.rounds and not rows[-1]["diverged"]
+    target, last = intervals.target(config), rows[-1]
+    reached = target is not None and targets.is_reached(last, target)
+    return last["round"] < config.rounds and not last["diverged"] and not reached
 
 
 def header(job: Job) -> str:
@@ -66,6 +68,8 @@ def summary(rows: list[Row], config: Config) -> str:
         f"speed     {last['round'] / seconds:.2f} rounds/s, {last['samples'] / seconds:.0f} useful "
         f"samples/s in {last['seconds']:.1f} s of training; {compiling:.1f} s of compilation apart",
     ]
+    if target := intervals.target(config):
+        lines.append(_to_target(config, targets.first(rows, target)))
     if "epsilon" in last:
         lines.append(
             f"privacy   epsilon {_number(last['epsilon'])} at delta {config.delta:g}, of the "
@@ -82,6 +86,19 @@ def summary(rows: list[Row], config: Config) -> str:
             f"{config.server_lr / config.eps:.3g}; with a smaller --eps, and --server_lr, it adapts"
         )
     return "\n".join(lines)
+
+
+def _to_target(config: Config, row: Row | None) -> str:
+    """What it took to the target."""
+    if row is None:
+        return f"target    {config.target}: not reached"
+    hours = (
+        "" if row["virtual_time"] is None else f", {row['virtual_time'] / 3600:.4g} virtual hours"
+    )
+    return (
+        f"target    {config.target} after {row['round']} rounds, {row['client_updates']} updates, "
+        f"{row['bytes_sent'] / 1e6:.4g} MB sent{hours}, {row['seconds']:.1f} s"
+    )
 
 
 def _local(config: Config) -> str:

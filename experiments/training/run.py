@@ -5,15 +5,15 @@ from pathlib import Path
 
 import jax
 
+from ccfl_jax.runs import train_loop
 from ccfl_jax.runs.metrics import Row
+from ccfl_jax.runs.train_loop import Watch
 
 from ..config.run_flags import Config
 from ..figures import canvas, curves
-from . import intervals, report
+from . import intervals, journal, report
 from .run_setup import Job, close, prepare
 from .signals import on_signals
-from .train_loop import Watch, is_over, progress_bar
-from .train_loop import train as train_program
 
 
 def run(config: Config) -> tuple[Path, list[Row]]:
@@ -48,11 +48,14 @@ def train(job: Job) -> list[Row]:
     if first:
         print(report.header(job), flush=True)
     try:
-        if not is_over(config, progress):
-            total, done = config.rounds, progress.done
-            with on_signals() as stop, progress_bar(config, total, done) as bar:
-                watch = Watch(stop, _is_due(config), bar)
-                progress = train_program(job.program, progress, job.journal, watch)
+        if not job.program.is_over(progress):
+            shown = config.progress and first
+            bar = train_loop.progress_bar(config.rounds, progress.done, shown)
+            with on_signals() as stop, bar:
+                after = partial(train_loop.show, bar, shown=shown)
+                watch = Watch(stop, _is_due(config), bar, after)
+                store = journal.store(job.journal)
+                progress = train_loop.train(job.program, progress, store, watch)
         rows = progress.rows[0]
         if first:
             _show(job, rows)
@@ -62,7 +65,8 @@ def train(job: Job) -> list[Row]:
 
 
 def _is_due(config: Config):
-    return lambda done, over: over or intervals.is_checkpoint(config, done)
+    times = intervals.times(config)
+    return lambda done, over: over or times.is_checkpoint(done)
 
 
 def _show(job: Job, rows: list[Row]) -> None:

@@ -15,12 +15,12 @@ from ccfl_jax.engine import run, streaming
 from ccfl_jax.io import files as folders
 from ccfl_jax.io import folder_lock
 from ccfl_jax.runs import checkpoints as saving
-from ccfl_jax.runs import metrics, provenance, run_config
+from ccfl_jax.runs import metrics, provenance, run_config, train_loop
+from ccfl_jax.runs.train_loop import Part, Program, Progress
 
 from ..config.run_flags import Config, free
-from . import devices, journal, method, parts, privacy
-from .journal import Journal, Progress
-from .train_loop import Part, Program, is_over
+from . import devices, intervals, journal, method, parts, privacy
+from .journal import Journal
 
 # What a start writes; with the settings, written last, the run can be resumed.
 _FIRST = (run_config.CONFIG, provenance.PROVENANCE, metrics.SCHEDULE)
@@ -125,6 +125,7 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     # As one program, which the compilation cache keeps, and not op by op.
     first_state = jax.jit(partial(parts.first_state, config, task, history))
     state = first_state(method.numbers(config), jax.random.key(config.seed))
+    intervals.check_target(config, task, test)
     origin = provenance.of_process() | parts.client_digest(config, owners)
     origin |= parts.data_digests(parts.source(config), train, test)
     arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
@@ -155,10 +156,13 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
 
     def evaluate(state: ccfl.State) -> list:
         test, *held = (ccfl.evaluate(task, state.params, own) for own in problem.scored)
-        return [(test, parts.further(held, float(parts.adaptive_share(numbers, state))))]
+        share = float(parts.adaptive_share(numbers, state))
+        given_away = privacy.columns(config, schedule.rounds(0, int(state.round)))
+        return [(test, parts.further(held, share) | given_away)]
 
-    sent = method.sent_bytes(config, parts.model(task))
-    return Program([config], [schedule], sent, rest, advance, evaluate)
+    sent, times = method.sent_bytes(config, parts.model(task)), intervals.times(config)
+    ends = config.max_rejected, intervals.target(config)
+    return Program(times, [schedule], sent, rest, advance, evaluate, *ends)
 
 
 def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:
@@ -213,7 +217,7 @@ def _start(config: Config, problem: Problem) -> Job:
             lock.release()
             raise
     multihost_utils.sync_global_devices("the folder is ready")
-    progress = journal.start(problem.state, 1)
+    progress = train_loop.start(problem.state, 1)
     program = _program(config, problem, pieces)
     return Job(config, problem, pieces, program, progress, _open(config, problem), lock)
 
@@ -243,17 +247,18 @@ def _resume(config: Config, problem: Problem) -> Job:
         if saved is None:  # stopped before the first checkpoint
             journal.warn(folder, "no checkpoint yet, from the start")
             metrics.keep_rows(folder, {"": 0})
-            progress = journal.start(problem.state, 1)
+            progress = train_loop.start(problem.state, 1)
         else:
             progress = journal.resumed(own, saved)
-        if not is_over(config, progress) and jax.process_index() == 0:
+        program = _program(config, problem, pieces)
+        if not program.is_over(progress) and jax.process_index() == 0:
             problem.schedule.save(folder / metrics.SCHEDULE)
             provenance.write(folder, problem.provenance)
             run_config.write(folder, dataclasses.asdict(config))
     except (ValueError, OSError):
         _close(own, lock)
         raise
-    return Job(config, problem, pieces, _program(config, problem, pieces), progress, own, lock)
+    return Job(config, problem, pieces, program, progress, own, lock)
 
 
 def _check(config: Config, problem: Problem, saved: saving.Saved) -> None:

@@ -213,6 +213,7 @@ FROM_ELSEWHERE = {
     "--{}: {}": "the message of a function that a flag names",
     "--attack: {}": "the message of `systems.chosen`",
     "--data_{}": "the message of the argument that the flag is, with its name",
+    "--{}": "the message of the argument that the flag is",
 }
 
 

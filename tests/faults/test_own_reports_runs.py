@@ -14,11 +14,10 @@ from small_runs import contents, line, main
 
 import ccfl_jax as ccfl
 from ccfl_jax import clock, speed
-from ccfl_jax.runs import checkpoints
+from ccfl_jax.runs import checkpoints, train_loop
 from experiments import sweep
 from experiments.config import run_flags, sweep_flags
 from experiments.sweeps import results
-from experiments.training import train_loop
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled", "undrawn")
 KEY = jax.random.key(0)
@@ -61,7 +60,7 @@ def test_of_04_a_finished_trial_without_a_training_score_is_called_that(tmp_path
     command = [*_sweep(tmp_path, "--rounds=1"), "--vary=server_lr=0.1"]
     _recorded(command, None)
     assert sweep.main(command) == 0
-    assert "no finished trial has a training score" in capsys.readouterr().out
+    assert "no finished trial has a score to choose it by" in capsys.readouterr().out
 
 
 def _idx(folder):
@@ -144,7 +143,7 @@ class _Terminal(io.StringIO):
 def test_of_20_the_bar_of_a_resumed_run_counts_its_own_rounds(monkeypatch):
     """900 of 1000 done before, 10 in a second: 10 a second and 9 s to go, not 910 a second."""
     monkeypatch.setattr("sys.stderr", _Terminal())
-    bar = train_loop.progress_bar(run_flags.parse(line("--rounds=1000", "--progress")), 1000, 900)
+    bar = train_loop.progress_bar(1000, 900)
     bar.update(10)
     now = {"elapsed": 1.0, "rate": None, "bar_format": "{n}/{total} <{remaining} {rate_noinv_fmt}"}
     assert bar.format_meter(**bar.format_dict | now) == "910/1000 <00:09 10.00 rounds/s"

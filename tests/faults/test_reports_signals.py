@@ -12,10 +12,10 @@ import pytest
 from refusal import ended
 from small_runs import ROOT, SMALL, line, rows_of, start, without_clocks
 
-from ccfl_jax.runs import checkpoints
+from ccfl_jax.runs import checkpoints, train_loop
 from experiments import sweep, train
 from experiments.sweeps import runner
-from experiments.training import run, signals, train_loop
+from experiments.training import run, signals
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled", "undrawn")
 

@@ -220,7 +220,8 @@ _ALWAYS = {
 
 def test_what_may_change_and_what_a_sweep_may_vary():
     assert run_flags.free(a_run=False) == _ALWAYS
-    assert run_flags.free(a_run=True) == _ALWAYS | {"rounds", "eval_every", "max_rejected"}
+    own = {"rounds", "eval_every", "max_rejected", "target"}
+    assert run_flags.free(a_run=True) == _ALWAYS | own
     varied = {"local_lr", "seed", "server", "server_lr", "method", *methods.FORMS}
     varied |= {*methods.HYPERPARAMETERS}
     assert {name for name, one in RUN.items() if one.varies} == varied

@@ -18,10 +18,10 @@ import pytest
 from small_runs import ROOT, SMALL, line, near, rows_of, six, start, without_clocks
 
 from ccfl_jax.io import folder_lock
-from ccfl_jax.runs import checkpoints, run_config
+from ccfl_jax.runs import checkpoints, run_config, train_loop
 from experiments import sweep, train
 from experiments.sweeps import runner
-from experiments.training import run, signals, train_loop
+from experiments.training import run, signals
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -16,10 +16,10 @@ from small_runs import SMALL, config_of, line, restored, rows_of, six, without_c
 
 import ccfl_jax as ccfl
 from ccfl_jax.engine.streaming import cut
-from ccfl_jax.runs import metrics, run_config
+from ccfl_jax.runs import metrics, run_config, train_loop
 from experiments import train
 from experiments.config import methods
-from experiments.training import devices, intervals, method, run_setup, train_loop
+from experiments.training import devices, intervals, method, run_setup
 from experiments.training.parts import round_at  # itself, not what the tests of a file share
 
 
@@ -123,9 +123,12 @@ def test_data_are_streamed_where_half_the_memory_is_too_little(flag, platform, l
 def test_evaluations_and_long_stretches_cut_pieces(ready):
     """700 rounds, evaluated every 300, of data that are there: at most 250 at once."""
     schedule, data = ccfl.random_schedule(0, 700, 12, 3), ready.problem.data
-    config = dataclasses.replace(ready.config, rounds=700, eval_every=300)
-    own = {"schedules": [schedule], "parts": lambda t: [([schedule.rounds(t, 700)], data)]}
-    long = ready.program._replace(configs=[config], **own)
+    own = {
+        "times": train_loop.Times(700, 300),
+        "schedules": [schedule],
+        "parts": lambda t: [([schedule.rounds(t, 700)], data)],
+    }
+    long = ready.program._replace(**own)
     for begun, lengths in ((0, [0, 250, 50, 250, 50, 100]), (290, [0, 10, 250, 50, 100])):
         pieces = [piece.client for (piece,), _ in train_loop._pieces(long, begun)]
         assert [len(piece) for piece in pieces] == lengths
@@ -234,12 +237,13 @@ def test_every_server_gets_its_hyperparameters(server):
 def test_evaluations_and_checkpoints_are_due(begun, end, every, saved, stops):
     own = [f"--checkpoint_every={saved}"] if saved else []
     config = config_of(f"--eval_every={every}", f"--rounds={end}", *own)
-    assert intervals.stops(config, begun, end) == stops
+    times = intervals.times(config)
+    assert times.stops(begun, end) == stops
     for done in stops:
         due = done % every == 0 or done == end
-        assert intervals.is_evaluation(config, done) == due
+        assert times.is_evaluation(done) == due
         due = done % (saved or every) == 0 or done == end
-        assert intervals.is_checkpoint(config, done) == due
+        assert times.is_checkpoint(done) == due
 
 
 @pytest.mark.parametrize("value", ["off", "here"])
@@ -258,7 +262,11 @@ def test_the_command_says_that_a_huge_rate_blew_up(tmp_path, monkeypatch, capsys
     args = [*SMALL, "--rounds=2", "--server_lr=1e6", "--devices=1", "--compilation_cache=off"]
     assert train.main(["train", *args]) == 3
     said = capsys.readouterr()
-    assert said.err == ""  # no progress bar outside a terminal
+    # No progress bar outside a terminal.
+    assert [line.split(":")[0] for line in said.err.splitlines()] == [
+        "round 0 of 2",
+        "round 2 of 2",
+    ]
     lines = said.out.splitlines()
     words = ["run", "data", "clients", "local", "method", "rounds", "model", "device", "result"]
     assert [line.split()[0] for line in lines] == [*words, "speed", "DIVERGED", "curves"]
