@@ -1,18 +1,20 @@
 """A comparison of methods: schedules, tuning, final runs, tables and figures."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from ccfl_jax.io.files import replace_file
 from ccfl_jax.runs import run_config
 
 from ..config.compare_flags import WORLDS
+from ..config.run_flags import Config
 from ..config.schedule_flags import parse_schedule
 from ..figures import canvas, curves
 from ..schedules import make
 from ..sweeps import results, runner, selection, tables
 from ..sweeps.results import Record
-from ..training import devices
+from ..training import devices, intervals, parts
 from . import plan as planning
 from . import scores
 from .plan import Plan
@@ -25,7 +27,9 @@ def compare(plan: Plan, command: str) -> int:
     every, stages, rows, summary = [], [], [], {}
     worlds = plan.options.worlds.split(",")
     grids = {world: planning.tuning(plan, world) for world in worlds}  # refused before any work
-    devices.start(next(iter(grids[worlds[0]].values())).config)  # before JAX makes its own
+    first = next(iter(grids[worlds[0]].values())).config
+    devices.start(first)  # before JAX makes its own
+    _check_target(plan, first)
     for world in worlds:
         print(f"\nworld     {world}")
         for line in schedules(plan, world):
@@ -39,7 +43,7 @@ def compare(plan: Plan, command: str) -> int:
         trials = planning.final(plan, world, chosen)
         results.carry_over(tried, trials, folder / "final")
         final = runner.run(trials, folder / "final") if trials else []
-        own = scores.table(final, plan.options.target)
+        own = scores.table(final, plan.target)
         rows += [{"world": world, **row} for row in own]
         print(tables.as_markdown(own))
         canvas.drawn(folder, partial(_draw, final, plan, world))
@@ -55,6 +59,15 @@ def compare(plan: Plan, command: str) -> int:
     results.write_summary(plan.folder / results.SUMMARY, found | {"table": rows})
     print(f"results   {plan.folder / 'table.md'}, {plan.folder / results.SUMMARY}")
     return runner.exit_code(every)
+
+
+def _check_target(plan: Plan, config: Config) -> None:
+    """Raises ValueError for a target that is no metric of the task."""
+    if plan.target is not None:
+        train, _, test, _ = parts.load(*parts.source(config))
+        task = parts.task(config.dataset, config.model, config.compute_dtype, train)
+        scored = {name: test[name] for name in ("x", "y")}
+        intervals.check_target(replace(config, target=plan.target), task, scored)
 
 
 def schedules(plan: Plan, world: str) -> list[str]:

@@ -22,12 +22,14 @@ class Plan(NamedTuple):
         flags: `--NAME=VALUE`, common to all trials.
         fixed: the names of flags that are not tuned, as they are among them.
         options: methods, worlds, budget.
+        target: a score, for columns of what it took.
         folder: of the comparison.
     """
 
     flags: list[str]
     fixed: set[str]
     options: Options
+    target: str | None
     folder: Path
 
 

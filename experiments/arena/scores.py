@@ -2,26 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+
+from ccfl_jax.runs import targets
 
 from ..sweeps import selection
 from ..sweeps.results import Record
 
 
-def table(final: Sequence[Record], target: float | None) -> list[dict[str, str]]:
+def table(final: Sequence[Record], target: str | None) -> list[dict[str, str]]:
     """A row for each method, the best first: mean and standard error over its seeds.
 
-    Scores are means over the last fifth of the rounds; with a target, the rounds, virtual hours and
-    bytes sent until a row first has a test score of at least it, means over the seeds, where all
-    have one.
+    Scores are means over the last fifth of the rounds; with a target, the rounds, client updates,
+    bytes sent, virtual hours and seconds of training until a row first reaches it, means over the
+    seeds, where all have such a row.
     """
     rows = [_row(name, own, target) for name, own in selection.by_method(final).items()]
     return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
 
 
-def _row(method: str, own: list[Record], target: float | None) -> tuple[float, dict[str, str]]:
+def _row(method: str, own: list[Record], target: str | None) -> tuple[float, dict[str, str]]:
     varied = {n: v for n, v in own[0].varied.items() if n not in ("method", "seed")}
     row = {"method": method, **{name: "" for name in ("local_lr", "server_lr", "eps")}, **varied}
     test = [selection.tail_mean(one, "test") for one in own]
@@ -43,25 +44,19 @@ def mean_and_error(values: Sequence[float | None]) -> str:
     return f"{np.mean(known):.4f} ± {np.std(known, ddof=1) / math.sqrt(len(known)):.4f}"
 
 
-def _to_target(own: Sequence[Record], target: float) -> dict[str, str]:
-    """Columns of what it took until the test score was at the target first."""
-    first = [reached(one, target) for one in own]
-    label, names = f"to {target:g}", ("rounds", "hours", "MB sent")
+def _to_target(own: list[Record], target: str) -> dict[str, str]:
+    """Columns of what it took until the target was reached first."""
+    first = [targets.first(one.rows, targets.target(target)) for one in own]
+    label, names = f"to {target}", ("rounds", "updates", "MB sent", "hours", "seconds")
     if None in first:
         count = sum(row is not None for row in first)
         return {f"{name} {label}": f"{count} of {len(own)}" for name in names}
     values = [
         [row["round"] for row in first],
-        [row["virtual_time"] for row in first],
+        [row["client_updates"] for row in first],
         [row["bytes_sent"] / 1e6 for row in first],
+        [None if row["virtual_time"] is None else row["virtual_time"] / 3600 for row in first],
+        [row["seconds"] for row in first],
     ]
-    values[1] = [None if value is None else value / 3600 for value in values[1]]
     shown = ["" if None in value else f"{np.mean(value):.4g}" for value in values]
     return {f"{name} {label}": text for name, text in zip(names, shown, strict=True)}
-
-
-def reached(one: Record, target: float) -> dict[str, Any] | None:
-    """The first row whose test score is at least the target."""
-    column = f"test_{one.score}" if one.rows else ""
-    rows = (row for row in one.rows if row[column] is not None and row[column] >= target)
-    return next(rows, None)

@@ -7,7 +7,7 @@ from absl import flags
 
 from . import expression
 from . import flag as tables
-from .flag import POSITIVE, Domain, flag, one_of, whole
+from .flag import Domain, flag, one_of, whole
 from .methods import METHODS
 
 _GROUP = "Comparison"
@@ -93,9 +93,6 @@ class Options:
         whole(1), None, "rounds of those trials; unset: as of the others", _GROUP
     )
     seeds: int = flag(whole(1, 1000), 3, "runs of each chosen setting", _GROUP)
-    target: float | None = flag(
-        POSITIVE, None, "test score: rounds, hours and bytes to it are columns", _GROUP
-    )
 
 
 COMPARE = tables.table(Options)

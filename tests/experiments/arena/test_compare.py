@@ -18,7 +18,8 @@ from experiments.sweeps.results import Record
 
 WORDS = [
     *SMALL, "--rounds=10", "--eval_every=2", "--methods=fedprox,cc_fedams",
-    "--worlds=paper,devices", "--budget=3", "--seeds=2", "--target=0.2", "--tune_rounds=6",
+    "--worlds=paper,devices", "--budget=3", "--seeds=2", "--tune_rounds=6",
+    "--target=accuracy>=0.2",
 ]  # fmt: skip
 
 
@@ -73,12 +74,14 @@ def test_the_table_has_means_and_standard_errors_of_the_seeds(compared):
             assert row["test"] == f"{np.mean(test):.4f} ± {error:.4f}"
             first = [next((r for r in one.rows if r["test_accuracy"] >= 0.2), None) for one in own]
             if None in first:
-                assert row["rounds to 0.2"] == f"{2 - first.count(None)} of 2"
+                assert row["rounds to accuracy>=0.2"] == f"{2 - first.count(None)} of 2"
                 continue
-            assert float(row["rounds to 0.2"]) == np.mean([r["round"] for r in first])
+            assert float(row["rounds to accuracy>=0.2"]) == np.mean([r["round"] for r in first])
             sent = np.mean([r["bytes_sent"] for r in first]) / 1e6
-            assert float(row["MB sent to 0.2"]) == pytest.approx(sent, rel=1e-3)
-            assert (row["hours to 0.2"] == "") == (world == "paper")
+            assert float(row["MB sent to accuracy>=0.2"]) == pytest.approx(sent, rel=1e-3)
+            seconds = np.mean([r["seconds"] for r in first])
+            assert float(row["seconds to accuracy>=0.2"]) == pytest.approx(seconds, rel=1e-3)
+            assert (row["hours to accuracy>=0.2"] == "") == (world == "paper")
     assert (compared / "table.md").read_text().startswith("| world | method | local_lr |")
 
 
@@ -130,7 +133,7 @@ def test_given_ranges_take_the_place_of_the_usual_ones():
 
 def test_a_target_that_some_seed_misses_is_counted():
     def record(seed, accuracy):
-        head = {"virtual_time": None, "bytes_sent": 2_000_000}
+        head = {"virtual_time": None, "bytes_sent": 2_000_000, "client_updates": 30, "seconds": 4}
         rows = [
             {"round": t, "test_accuracy": a, "validation_accuracy": a, **head}
             for t, a in enumerate(accuracy)
@@ -139,10 +142,14 @@ def test_a_target_that_some_seed_misses_is_counted():
         return Record("", {"method": "fedavg"}, "finished", None, config, rows)
 
     final = [record(0, [0.1, 0.6, 0.4]), record(1, [0.1, 0.2, 0.3])]
-    (row,) = scores.table(final, 0.5)
-    assert row["rounds to 0.5"] == row["MB sent to 0.5"] == "1 of 2"
-    (row,) = scores.table(final, 0.25)
-    assert (row["rounds to 0.25"], row["MB sent to 0.25"]) == ("1.5", "2")
+    (row,) = scores.table(final, "accuracy>=0.5")
+    assert row["rounds to accuracy>=0.5"] == row["MB sent to accuracy>=0.5"] == "1 of 2"
+    (row,) = scores.table(final, "accuracy>=0.25")
+    assert [row[f"{name} to accuracy>=0.25"] for name in ("rounds", "MB sent", "updates")] == [
+        "1.5",
+        "2",
+        "30",
+    ]
     assert row["test"] == "0.3500 ± 0.0500"  # 0.4 and 0.3
     lost = final[1]._replace(status="diverged")
     assert scores.table([final[0], lost], None)[0]["test"] == "1 of 2 finished"
@@ -156,6 +163,11 @@ def test_a_target_that_some_seed_misses_is_counted():
         (["--out_dir=o", "--seed=3"], "--seed: expected in --methods, --worlds, --seeds, ..."),
         (["--out_dir=o", "--methods=fedavg,fedavg"], "--methods: expected of cc_fedavg, ..."),
         (["--out_dir=o", "--ranges=eps(1,1)"], "--ranges: expected ..., found 'eps(1,1)'"),
+        (["--out_dir=o", "--target=0.8"], "--target: expected NAME>=NUMBER or ..., found '0.8'"),
+        (
+            ["--out_dir=o", "--target=acc>=1", *SMALL],
+            "--target: expected a metric of the task, ...",
+        ),
         (["--out_dir=o", "--worlds=moon"], "--worlds: expected of paper, ..., found 'moon'..."),
         (["--out_dir=o", "--local_lr=-1"], "--local_lr: expected a number ..., found -1.0"),
     ],
