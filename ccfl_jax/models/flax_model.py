@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,11 +12,14 @@ import optax
 from flax import errors, linen, nnx
 
 from ccfl_jax.algorithm.types import Params
-from ccfl_jax.checks import check_promotion
+from ccfl_jax.checks import check_kind, check_promotion, one_line
 
 # The arguments by which a model may be told that it trains.
 _SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False}
 _TOLD = f"a model is told that it trains by {', '.join(_SWITCHES)}"
+# Layers that drop, which all have an attribute and an argument `deterministic`.
+_LINEN_LAYERS = linen.Dropout | linen.MultiHeadDotProductAttention
+_NNX_LAYERS = nnx.Dropout | nnx.MultiHeadAttention
 
 
 def functions(
@@ -33,45 +37,63 @@ def functions(
         compute_dtype: a float dtype to which parameters and float inputs are rounded, or None.
 
     Raises:
-        ValueError: for statistics beside the parameters, or another output.
+        ValueError: for statistics beside the parameters, a layer whose dropout does not act in
+            training, draws in evaluation, another output, or a model that cannot be called.
     """
     check_promotion()
     if compute_dtype is not None and not jnp.issubdtype(compute_dtype, jnp.floating):
         raise ValueError(f"compute_dtype: expected a float dtype or None, found {compute_dtype!r}")
+    known = linen.Module | nnx.Module | Callable
+    check_kind("model", model, known, "a Flax module, or a function rngs -> nnx.Module")
     example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
-    with _naming_switches():
-        init, exact, dropout = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
+    with _explained("evaluation"):
+        init, exact, silent = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
+        params = jax.eval_shape(init, jax.random.key(0))
 
     def apply(params: Params, x: Any, key: jax.Array | None) -> jax.Array:
         if jnp.issubdtype(x.dtype, jnp.floating):  # and not token ids
             x = optax.tree.cast(x, compute_dtype)
         return exact(optax.tree.cast(params, compute_dtype), x, key)
 
-    params = jax.eval_shape(init, jax.random.key(0))
-
     def trace(key: jax.Array | None) -> tuple:
         run = jax.make_jaxpr(lambda params, x: apply(params, x, key), return_shape=True)
         return run(params, example)
 
-    with _naming_switches():
-        (evaluation, logits), (training, _) = trace(None), trace(jax.random.key(0))
+    with _explained("evaluation"):
+        evaluation, logits = trace(None)
+    with _explained("training"):
+        training, _ = trace(jax.random.key(0))
+        layers = silent(params)
     found = logits.shape if hasattr(logits, "shape") else f"a {type(logits).__name__}"
     if found != (2, width):
         raise ValueError(f"model: expected output (2, {width}) for 2 rows, found {found}")
-    same = str(evaluation) == str(training)
-    if same and dropout:
+    if layers:
         raise ValueError(
-            f"model: expected dropout in training ({_TOLD}), found none, and a rate of {dropout[0]}"
+            f"model: expected dropout in training ({_TOLD}), found none by {', '.join(layers)}"
         )
-    return init, apply, same
+    return init, apply, str(evaluation) == str(training)
 
 
 @contextlib.contextmanager
-def _naming_switches() -> Iterator[None]:
+def _explained(place: str) -> Iterator[None]:
+    """Errors of a model in one line; `place`: what it is called for."""
     try:
         yield
-    except errors.InvalidRngError:
-        raise ValueError(f"model: expected no draws in evaluation ({_TOLD}), found some") from None
+    except errors.InvalidRngError as error:
+        if place == "evaluation":
+            raise ValueError(
+                f"model: expected no draws in evaluation ({_TOLD}), found some"
+            ) from None
+        reason = one_line(" ".join(str(error).split()), 200)
+        raise ValueError(f"model: expected draws of the stream dropout, found {reason}") from None
+    except Exception as error:  # a model's own, of any kind
+        if isinstance(error, ValueError) and str(error).startswith("model: "):
+            raise
+        reason = one_line(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+        raise ValueError(
+            f"model: expected one that can be called with samples ({_TOLD}), found in {place} "
+            f"{reason}"
+        ) from error
 
 
 def _switches(model: Any, train: bool) -> dict[str, Any]:
@@ -80,27 +102,21 @@ def _switches(model: Any, train: bool) -> dict[str, Any]:
     return {name: value == train for name, value in _SWITCHES.items() if name in known}
 
 
-def _dropout_rate(module: Any) -> float:
-    dropout = isinstance(module, linen.Dropout | nnx.Dropout)
-    return module.rate if dropout else getattr(module, "dropout_rate", 0)
+def _rate(layer: Any) -> str:
+    """The attribute of a layer that drops which holds its rate."""
+    return "rate" if isinstance(layer, linen.Dropout | nnx.Dropout) else "dropout_rate"
 
 
-def _linen(
-    model: linen.Module, example: jax.ShapeDtypeStruct
-) -> tuple[Callable, Callable, list[float]]:
-    """`init`, `apply`, and the rates of dropout that are not 0."""
+def _named(path: Sequence, layer: Any) -> str:
+    name = "/".join(map(str, path)) or type(layer).__name__
+    return f"{name} of rate {getattr(layer, _rate(layer)):g}"
+
+
+def _linen(model: linen.Module, example: jax.ShapeDtypeStruct) -> tuple:
+    """`init`, `apply`, and `silent(params)`: the layers whose dropout does not act in training."""
     one = jnp.zeros((1, *example.shape[1:]), example.dtype)
-    dropout: list[float] = []
-
-    def note(following: Callable, args: Any, kwargs: Any, context: Any) -> Any:
-        dropout.extend(filter(None, [_dropout_rate(context.module)]))
-        return following(*args, **kwargs)
-
-    with linen.intercept_methods(note):
-        shapes = jax.eval_shape(
-            lambda key: model.init(key, one, **_switches(model, False)), jax.random.key(0)
-        )
-    _refuse_statistics(sorted(set(shapes) - {"params"}))
+    first = jax.eval_shape(lambda: model.init(jax.random.key(0), one, **_switches(model, False)))
+    _refuse_statistics(sorted(set(first) - {"params"}))
 
     @jax.jit  # without the model's output, which takes a deep model seconds op by op
     def init(key: jax.Array) -> Params:
@@ -110,15 +126,32 @@ def _linen(
         rngs = None if key is None else {"dropout": key}
         return model.apply({"params": params}, x, **_switches(model, key is not None), rngs=rngs)
 
-    return init, apply, dropout
+    def silent(params: Params) -> list[str]:
+        acts: dict[str, bool] = {}
+
+        def note(following: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+            layer: Any = context.module
+            if isinstance(layer, _LINEN_LAYERS) and getattr(layer, _rate(layer)):
+                taken = inspect.signature(type(layer).__call__).bind(layer, *args, **kwargs)
+                given, name = taken.arguments.get("deterministic"), _named(layer.path, layer)
+                is_off = layer.deterministic if given is None else given
+                acts[name] = acts.get(name, False) or not is_off
+            return following(*args, **kwargs)
+
+        with linen.intercept_methods(note):
+            jax.eval_shape(apply, params, example, jax.random.key(0))
+        return [name for name, active in acts.items() if not active]
+
+    return init, apply, silent
 
 
-def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable, list[float]]:
+def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple:
     """As `_linen`."""
-    del example
 
     def build(key: jax.Array) -> nnx.Module:
-        return model if isinstance(model, nnx.Module) else model(nnx.Rngs(key))
+        built = model if isinstance(model, nnx.Module) else model(nnx.Rngs(key))
+        check_kind("model", built, nnx.Module, "an nnx.Module of a function of rngs")
+        return built
 
     # Built, not only traced: its arrays that are no parameters are constants.
     module = build(jax.random.key(0))
@@ -129,16 +162,32 @@ def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple[Callable, Callable,
     def init(key: jax.Array) -> Params:
         return nnx.to_pure_dict(nnx.state(build(key), nnx.Param))
 
-    def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    def apply(
+        params: Params, x: jax.Array, key: jax.Array | None, without: tuple | None = None
+    ) -> jax.Array:
         state = jax.tree.map(lambda a: a, shapes)  # a copy, which the next line fills in place
         nnx.replace_by_pure_dict(state, params)
         fresh = _seeded(streams, jax.random.key(0) if key is None else key)
         module = nnx.merge(graph, state, fresh, constants)
         module.set_attributes(raise_if_not_found=False, deterministic=key is None)
+        for path, layer in nnx.iter_modules(module):
+            if path == without:
+                setattr(layer, _rate(layer), 0.0)
         return module(x, **_switches(module, key is not None))
 
-    rates = (_dropout_rate(one) for _, one in nnx.iter_modules(module))
-    return init, apply, [rate for rate in rates if rate]
+    def silent(params: Params) -> list[str]:
+        """The layers without which training computes the same."""
+
+        def training(without: tuple | None) -> str:
+            return str(jax.make_jaxpr(partial(apply, without=without))(params, example, key))
+
+        key, found = jax.random.key(0), [*nnx.iter_modules(module)]
+        drops = [pair for pair in found if isinstance(pair[1], _NNX_LAYERS)]
+        drops = [(path, layer) for path, layer in drops if getattr(layer, _rate(layer))]
+        whole = training(None) if drops else ""
+        return [_named(path, layer) for path, layer in drops if training(path) == whole]
+
+    return init, apply, silent
 
 
 def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:

@@ -53,9 +53,10 @@ def classification_task(
         A `Task`.
 
     Raises:
-        ValueError: if the model has statistics beside its parameters (BatchNorm), dropout that
-            does not act in training, draws in evaluation, or another output than
-            `[B, num_classes]`; the task's functions, for an "x" or "y" that is not as described.
+        ValueError: if the model has statistics beside its parameters (BatchNorm), a layer whose
+            dropout does not act in training, draws in evaluation, or another output than
+            `[B, num_classes]`, or cannot be called so; the task's functions, for an "x" or "y" that
+            is missing or not as described.
     """
     init, apply, same = functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
 

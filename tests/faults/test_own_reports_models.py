@@ -67,8 +67,14 @@ def test_of_03_dropout_acts_in_training_whatever_its_switch_is_called(model):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (_Words(), "model: expected dropout in training (... train, ...), found none, and ... 1.0"),
-        (_always(True), "model: expected dropout in training (...), found none, and ... 0.5"),
+        (
+            _Words(),
+            "model: expected dropout in training (... train, ...), found none by _Train_0/...1",
+        ),
+        (
+            _always(True),
+            "model: expected dropout in training (...), found none by layers_0 ... 0.5",
+        ),
         (_always(False), "model: expected no draws in evaluation (...), found some"),
     ],
 )
