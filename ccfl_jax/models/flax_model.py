@@ -176,18 +176,21 @@ def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple:
         return module(x, **_switches(module, key is not None))
 
     def silent(params: Params) -> list[str]:
-        """The layers without which training computes the same."""
-
-        def training(without: tuple | None) -> str:
-            return str(jax.make_jaxpr(partial(apply, without=without))(params, example, key))
-
-        key, found = jax.random.key(0), [*nnx.iter_modules(module)]
-        drops = [pair for pair in found if isinstance(pair[1], _NNX_LAYERS)]
-        drops = [(path, layer) for path, layer in drops if getattr(layer, _rate(layer))]
-        whole = training(None) if drops else ""
-        return [_named(path, layer) for path, layer in drops if training(path) == whole]
+        return _silent_nnx(apply, (params, example, jax.random.key(0)), module)
 
     return init, apply, silent
+
+
+def _silent_nnx(apply: Callable, args: tuple, module: nnx.Module) -> list[str]:
+    """The layers without which training, `apply(*args, without)`, computes the same."""
+
+    def training(without: tuple | None) -> str:
+        return str(jax.make_jaxpr(partial(apply, without=without))(*args))
+
+    drops = [pair for pair in nnx.iter_modules(module) if isinstance(pair[1], _NNX_LAYERS)]
+    drops = [(path, layer) for path, layer in drops if getattr(layer, _rate(layer))]
+    whole = training(None) if drops else ""
+    return [_named(path, layer) for path, layer in drops if training(path) == whole]
 
 
 def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:

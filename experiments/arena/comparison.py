@@ -14,7 +14,7 @@ from ..figures import canvas, curves
 from ..schedules import make
 from ..sweeps import results, runner, selection, tables
 from ..sweeps.results import Record
-from ..training import devices, intervals, parts
+from ..training import devices, intervals, parts, tasks
 from . import plan as planning
 from . import scores
 from .plan import Plan
@@ -64,8 +64,9 @@ def compare(plan: Plan, command: str) -> int:
 def _check_target(plan: Plan, config: Config) -> None:
     """Raises ValueError for a target that is no metric of the task."""
     if plan.target is not None:
-        train, _, test, _ = parts.load(*parts.source(config))
-        task = parts.task(config.dataset, config.model, config.compute_dtype, train)
+        train, _, test, _, classes = parts.load(*parts.source(config))
+        own = config.dataset, config.model, config.compute_dtype
+        task = tasks.task_of(*own, train, classes)
         scored = {name: test[name] for name in ("x", "y")}
         intervals.check_target(replace(config, target=plan.target), task, scored)
 

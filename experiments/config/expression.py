@@ -1,4 +1,4 @@
-"""Values written as NAME(ARGUMENT,...): distributions of seconds, models of availability."""
+"""Values written as NAME(ARGUMENT,...): distributions, models of availability, data sets."""
 
 import math
 import re
@@ -34,20 +34,24 @@ AVAILABILITIES = (
 
 
 def expression(text: str, forms: tuple[str, ...]) -> tuple[str, tuple] | None:
-    """The name in `text` and its arguments, floats or one path.
+    """The name in `text` and its arguments: floats, or a path and further words.
 
-    None where it has none of the forms, or an argument is no finite number.
+    None where it has none of the forms, an argument is no finite number, or there is no path.
     """
     name, inside = _parts(text)
     form = next((form for form in forms if _parts(form)[0] == name), None)
     if form is None:
         return None
     wanted = _parts(form)[1]
-    if wanted == "PATH":
-        return (name, (inside.strip(),)) if inside.strip() else None
-    words, names = (part.split(",") if part else [] for part in (inside, wanted))
-    # Missing arguments take the form's default; one without a default is no number.
+    names = wanted.split(",") if wanted else []
+    of_path = names[:1] == ["PATH"]
+    # A path on its own may have commas.
+    words = inside.split(",", len(names) - 1 if of_path else -1) if inside else []
+    # Missing arguments take the form's default; one without a default is no number, and no path.
     words += [known.partition("=")[2] for known in names[len(words) :]]
+    if of_path:
+        words = tuple(word.strip() for word in words)
+        return (name, words) if all(words) else None
     try:
         numbers = tuple(map(number, words))
     except ValueError:

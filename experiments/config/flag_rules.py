@@ -4,6 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 from . import methods
+from .expression import expression
 from .flag import INT32_MAX
 from .methods import HYPERPARAMETERS, SERVERS
 
@@ -23,26 +24,42 @@ class Dataset(NamedTuple):
     """The properties of a data set.
 
     Attributes:
-        models: the models that fit it.
+        models: the models that fit it; of a user's own data that may fit, by their shape.
         files: whether it is read from a folder, which `--data_dir` may name.
         clients: whether its samples have clients of their own.
+        drawn: whether `num_clients` of those are drawn by the seed.
+        one_label: whether a sample has one label.
+        arguments: in brackets after its name, as in `expression`.
     """
 
     models: tuple[str, ...]
     files: bool = True
     clients: bool = False
+    drawn: bool = False
+    one_label: bool = True
+    arguments: str = ""
 
 
 _ANY = ("mlp", "logistic")
+_IMAGES = ("cnn", "mcmahan_cnn", *_ANY, "resnet18", "resnet20")
+_OWN = Dataset(_IMAGES, files=False, clients=True, arguments="(PATH)")
 DATASETS = {
     "digits": Dataset(_ANY, files=False),
-    "fashion_mnist": Dataset(("cnn", "mcmahan_cnn", *_ANY, "resnet18", "resnet20")),
+    "fashion_mnist": Dataset(_IMAGES),
     "synthetic": Dataset(_ANY, files=False, clients=True),
     "cifar10": Dataset(("resnet18", "resnet20", *_ANY)),
     "cifar100": Dataset(("resnet18", "resnet20", *_ANY)),
-    "stackoverflow": Dataset(("tags",), clients=True),
+    "stackoverflow": Dataset(("tags",), clients=True, drawn=True, one_label=False),
+    "npz": _OWN,
 }
+DATASET_FORMS = tuple(name + one.arguments for name, one in DATASETS.items())
 OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")
+
+
+def dataset_of(text: str) -> tuple[str, tuple[str, ...], Dataset]:
+    """The name of a data set, its arguments and its properties."""
+    name, arguments = expression(text, DATASET_FORMS)
+    return name, arguments, DATASETS[name]
 
 
 def check_together(values: dict[str, Any], given: set[str]) -> None:
@@ -74,7 +91,7 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
 
 def _check_data(values: dict[str, Any], given: set[str]) -> None:
     name, model = values["dataset"], values["model"]
-    dataset = DATASETS[name]
+    _, _, dataset = dataset_of(name)
     if model not in dataset.models:
         raise ValueError(
             f"--model: expected {', '.join(dataset.models)}, found {model} with --dataset={name}"
@@ -96,9 +113,10 @@ def _check_data(values: dict[str, Any], given: set[str]) -> None:
 
 def _check_partition(values: dict[str, Any], given: set[str]) -> None:
     name, partition = values["dataset"], values["partition"]
-    if name == "stackoverflow" and partition != "natural":
+    _, _, dataset = dataset_of(name)
+    if dataset.drawn and partition != "natural":
         raise ValueError(f"--partition: expected natural, found {partition} with --dataset={name}")
-    if partition == "natural" and not DATASETS[name].clients:
+    if partition == "natural" and not dataset.clients:
         with_clients = ", ".join(other for other, one in DATASETS.items() if one.clients)
         raise ValueError(
             f"--partition: expected iid, dirichlet, dirichlet_client (only {with_clients} come with"
@@ -177,7 +195,7 @@ def _check_method(values: dict[str, Any], given: set[str]) -> None:
     rule, local, attack = (
         (values[name] or "").partition("(")[0] for name in ("rule", "local", "attack")
     )
-    if attack == methods.ON_DATA and values["dataset"] == "stackoverflow":
+    if attack == methods.ON_DATA and not dataset_of(values["dataset"])[2].one_label:
         raise ValueError(
             f"--attack: expected {methods.ON_DATA} with one label a sample, found "
             f"{values['attack']} with --dataset={values['dataset']}"

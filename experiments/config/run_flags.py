@@ -7,7 +7,7 @@ from typing import Any, Literal
 from . import flag as flags
 from .expression import COMPARISON, domain
 from .flag import DECAY, PATH, POSITIVE, RATE, SWITCH, UTF8_PATH, flag, one_of, switch_or, whole
-from .flag_rules import DATASETS, MODELS, check_together
+from .flag_rules import DATASET_FORMS, MODELS, check_together
 from .methods import FORMS, METHODS, SERVERS, fill
 
 _data = partial(flag, section="Data and model")
@@ -30,7 +30,7 @@ class Config:
     `server_lr` is 1 for cc_fedavg.
     """
 
-    dataset: str = _data(one_of(*DATASETS), "fashion_mnist", "data set")
+    dataset: str = _data(domain(DATASET_FORMS), "fashion_mnist", "data set, or files of one's own")
     data_dir: str | None = _data(
         PATH,
         None,

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from . import flag as flags
 from .expression import AVAILABILITIES, DISTRIBUTIONS, domain, expression
 from .flag import PATH, POSITIVE, SWITCH, Domain, Given, flag, one_of, whole
+from .flag_rules import dataset_of
 from .parsers import Number, define
 from .run_flags import RUN, Config, resolve
 
@@ -170,8 +171,8 @@ def _check_capacity(options: Options, given: set[str]) -> None:
 
 def _check_labels(options: Options, config: Config) -> None:
     name = expression(options.availability, AVAILABILITIES)[0]
-    if name in _OF_LABELS and config.dataset == "stackoverflow":
+    if name in _OF_LABELS and not dataset_of(config.dataset)[2].one_label:
         raise ValueError(
-            "--availability: expected a model without labels with --dataset=stackoverflow, whose "
-            f"samples have several, found {name}"
+            f"--availability: expected a model without labels with --dataset={config.dataset}, "
+            f"whose samples have several, found {name}"
         )

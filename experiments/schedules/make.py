@@ -10,12 +10,12 @@ import ccfl_jax as ccfl
 from ccfl_jax.clock import availability, event_clock
 from ccfl_jax.clock.availability import Availability
 from ccfl_jax.clock.event_log import EventLog
-from ccfl_jax.data import NUM_CLASSES
 
+from ..config.flag_rules import dataset_of
 from ..config.run_flags import Config
 from ..config.schedule_flags import Options, Request
 from ..figures import canvas, schedule_figure
-from ..training import parts
+from ..training import parts, tasks
 from . import worlds
 from .describe import describe
 
@@ -102,18 +102,19 @@ def world(config: Config, options: Options) -> Made:
     Raises:
         ValueError, OSError: for data, traces and numbers that cannot be used.
     """
-    train = parts.load(*parts.source(config)).train
+    loaded = parts.load(*parts.source(config))
+    train, classes = loaded.train, loaded.num_classes
     rows, starts = parts.owners(config, train)
     labels = None
-    if config.dataset != "stackoverflow":
-        labels = main_labels(train["y"][rows], starts, NUM_CLASSES[config.dataset])
+    if dataset_of(config.dataset)[2].one_label:
+        labels = main_labels(train["y"][rows], starts, classes)
     each = config.steps_per_work(np.diff(starts))
     model_bytes = parts.model_bytes(
-        parts.task(config.dataset, config.model, config.compute_dtype, train)
+        tasks.task_of(config.dataset, config.model, config.compute_dtype, train, classes)
     )
     available, notes = None, []
     if options.world != "paper":
-        available, notes = worlds.availability(options.availability, config, labels)
+        available, notes = worlds.availability(options.availability, config, labels, classes)
     if options.world == "clock":
         devices, of_file = worlds.devices(options, config, model_bytes)
         notes += of_file

@@ -9,7 +9,6 @@ from ccfl_jax.clock import event_clock, speed, traces
 from ccfl_jax.clock.availability import Availability
 from ccfl_jax.clock.speed import Devices, Distribution
 from ccfl_jax.clock.task_sampling import Work
-from ccfl_jax.data import NUM_CLASSES
 
 from ..config.expression import AVAILABILITIES, DISTRIBUTIONS, expression
 from ..config.run_flags import Config
@@ -83,7 +82,7 @@ def work(options: Options, config: Config, each: np.ndarray) -> Work:
 
 
 def availability(
-    text: str, config: Config, labels: np.ndarray | None
+    text: str, config: Config, labels: np.ndarray | None, num_labels: int
 ) -> tuple[Availability, list[str]]:
     """The model of `--availability`, and lines on its trace.
 
@@ -93,6 +92,7 @@ def availability(
             0, ..., 23 hours), its number of clients is the model's.
         labels: integers `[clients]`, each one's main label l of L: its part of the period, or its
             zone of 24 l / L hours; or None.
+        num_labels: L.
 
     Raises:
         ValueError, OSError: for numbers out of range, and a trace that cannot be read or has too
@@ -102,19 +102,23 @@ def availability(
     try:
         if name in _TRACES:
             return _trace(name, numbers[0], config.num_clients)
-        return _model(name, numbers, config, labels), []
+        return _model(name, numbers, config, labels, num_labels), []
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
 
 
 def _model(
-    name: str, numbers: tuple[float, ...], config: Config, labels: np.ndarray | None
+    name: str,
+    numbers: tuple[float, ...],
+    config: Config,
+    labels: np.ndarray | None,
+    num_labels: int,
 ) -> Availability:
     seed, count = config.seed, config.num_clients
     if name == "label":
-        return models.by_label(labels, NUM_CLASSES[config.dataset], *numbers)
+        return models.by_label(labels, num_labels, *numbers)
     if name == "label_diurnal":
-        return models.diurnal(24.0 * labels / NUM_CLASSES[config.dataset], *numbers)
+        return models.diurnal(24.0 * labels / num_labels, *numbers)
     if name == "diurnal":
         zones = np.random.default_rng([seed, _ZONE_STREAM]).integers(0, 24, count)
         return models.diurnal(zones, *numbers)

@@ -18,7 +18,7 @@ from ccfl_jax.runs import metrics, train_loop
 from ccfl_jax.runs.train_loop import Part, Program, Progress
 
 from ..config.run_flags import RUN, Config
-from ..training import devices, intervals, method, parts, privacy
+from ..training import devices, intervals, method, parts, privacy, tasks
 
 
 class TaskData(NamedTuple):
@@ -26,6 +26,7 @@ class TaskData(NamedTuple):
 
     Attributes:
         task: the learning problem.
+        num_classes: of its labels.
         owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for a seed.
         digests: the data's provenance, as `parts.data_digests`.
         data: "x" and "y" of the training samples, on every device.
@@ -34,6 +35,7 @@ class TaskData(NamedTuple):
     """
 
     task: ccfl.Task
+    num_classes: int
     owners: Callable[[Config], tuple[np.ndarray, np.ndarray]]
     digests: dict[str, str]
     data: dict[str, jax.Array]
@@ -76,8 +78,8 @@ def data_settings(config: Config) -> Config:
 
 def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> TaskData:
     """The task and data of `parts.load(*source)`, on the devices."""
-    train, held, test, _ = parts.load(*source)
-    task = parts.task(source[0], model, compute_dtype, train)
+    train, held, test, _, num_classes = parts.load(*source)
+    task = tasks.task_of(source[0], model, compute_dtype, train, num_classes)
     every = [train, test] if held is None else [train, test, held]
     data, *scored = devices.put([{name: part[name] for name in ("x", "y")} for part in every], mesh)
     made = functools.cache(lambda config: parts.owners(config, train))
@@ -86,7 +88,7 @@ def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Task
         return made(data_settings(config))
 
     digests = parts.data_digests(source, train, test)
-    return TaskData(task, owners, digests, data, scored, mesh)
+    return TaskData(task, num_classes, owners, digests, data, scored, mesh)
 
 
 def group(
@@ -95,7 +97,7 @@ def group(
     """The group of trials like `config`, with a history of `history` models."""
     intervals.check_target(config, task_data.task, task_data.scored[0])
     first_states = jax.jit(jax.vmap(partial(parts.first_state, config, task_data.task, history)))
-    round_at = parts.round_at(config, task_data.task, None)
+    round_at = parts.round_at(config, task_data.task, task_data.num_classes, None)
     return Group(config, history, schedule, round_at, first_states, task_data)
 
 

@@ -17,7 +17,6 @@ import optax
 
 import ccfl_jax as ccfl
 from ccfl_jax import systems, terms
-from ccfl_jax.data import NUM_CLASSES
 
 from ..config import expression
 from ..config.methods import COLLUDING, FORMS, MODELS_SENT, ON_DATA, SERVERS, SEVERAL, named
@@ -208,7 +207,9 @@ def made(config: Config, numbers: Numbers) -> Method:
     return Method(own_server, local, rule, aggregate, upload)
 
 
-def poisoned(config: Config, numbers: Numbers, data: ccfl.FederatedData) -> ccfl.FederatedData:
+def poisoned(
+    config: Config, numbers: Numbers, data: ccfl.FederatedData, num_classes: int
+) -> ccfl.FederatedData:
     """The data as clients see them: those of a label flip as `systems.label_flip` makes them.
 
     It is made within the program: trials share the samples, and each has attackers of its own.
@@ -218,7 +219,7 @@ def poisoned(config: Config, numbers: Numbers, data: ccfl.FederatedData) -> ccfl
     y, rows = data.arrays["y"], data.indices
     attacks = jnp.repeat(numbers["attackers"], data.sizes, total_repeat_length=len(rows))
     flipped = jnp.zeros(len(y), bool).at[rows].set(attacks)
-    y = jnp.where(flipped, NUM_CLASSES[config.dataset] - 1 - y, y)
+    y = jnp.where(flipped, num_classes - 1 - y, y)
     return dataclasses.replace(data, arrays={**data.arrays, "y": y})
 
 

@@ -1,6 +1,7 @@
-"""The parts of a run, from its `Config`: data, clients, schedule, model, server, round."""
+"""The parts of a run, from its `Config`: data, clients, schedule, server, round."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -8,15 +9,12 @@ import jax
 import numpy as np
 
 import ccfl_jax as ccfl
-from ccfl_jax import models
 from ccfl_jax.algorithm import server_optimizers as servers
 from ccfl_jax.checks import device_bytes
-from ccfl_jax.data import NUM_CLASSES
-from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
 from ccfl_jax.runs import metrics, provenance
 
 from ..config.flag import INT32_MAX
-from ..config.flag_rules import MODELS, OF_STACKOVERFLOW
+from ..config.flag_rules import OF_STACKOVERFLOW, dataset_of
 from ..config.run_flags import Config
 from . import method
 from .method import Numbers
@@ -30,18 +28,20 @@ class Loaded(NamedTuple):
         validation: those of them that are held out, or None.
         test: the test set.
         left_out: how many clients have too few samples to be drawn.
+        num_classes: of the labels.
     """
 
     train: dict[str, np.ndarray]
     validation: dict[str, np.ndarray] | None
     test: dict[str, np.ndarray]
     left_out: int
+    num_classes: int
 
 
 def source(config: Config) -> tuple:
     """The arguments of `load` for a run: equal ones give equal data."""
     own = config.dataset, config.data_dir, config.validation
-    if config.dataset != "stackoverflow":
+    if not dataset_of(config.dataset)[2].drawn:
         return own
     drawn = config.num_clients, config.seed
     return *own, *drawn, *(getattr(config, n) for n in OF_STACKOVERFLOW)
@@ -50,14 +50,26 @@ def source(config: Config) -> tuple:
 def load(
     dataset: str, data_dir: str | None, validation: float | None = None, *drawn: int
 ) -> Loaded:
-    """The data, as `ccfl.load_dataset`, with this share of the training samples held out."""
-    if dataset != "stackoverflow":
+    """The data, as `ccfl.load_dataset`, with this share of the training samples held out.
+
+    Files of one's own, `npz(PATH)`, are read by the function of `ccfl_jax.data` that their form
+    names, `load_npz`.
+    """
+    name, arguments, properties = dataset_of(dataset)
+    if arguments:
+        path, *more = arguments
+        read = getattr(ccfl.data, f"load_{name}")
+        train, test, num_classes = read(os.path.expanduser(path), *more)
+        return Loaded(*held_out(train, validation), test, 0, num_classes)
+    left_out = 0
+    if properties.drawn:
+        num_clients, seed, *limits = drawn
+        limits = dict(zip(OF_STACKOVERFLOW, limits, strict=True))
+        train, test, counts = ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)
+        left_out = counts["too_small"]
+    else:
         train, test = ccfl.load_dataset(dataset, data_dir)
-        return Loaded(*held_out(train, validation), test, 0)
-    num_clients, seed, *limits = drawn
-    limits = dict(zip(OF_STACKOVERFLOW, limits, strict=True))
-    train, test, counts = ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)
-    return Loaded(*held_out(train, validation), test, counts["too_small"])
+    return Loaded(*held_out(train, validation), test, left_out, ccfl.data.NUM_CLASSES[dataset])
 
 
 def held_out(
@@ -151,6 +163,11 @@ def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
     if config.partition == "iid":
         return ccfl.partition_iid(labels, count, seed)
     if config.partition == "natural":
+        if "client" not in train:
+            raise ValueError(
+                "--partition: expected iid, dirichlet, dirichlet_client (or clients in the data), "
+                f"found natural with --dataset={config.dataset}"
+            )
         lists = ccfl.partition_natural(train["client"])
         if len(lists) != count:
             raise ValueError(
@@ -198,20 +215,6 @@ def _check_visits(config: Config, largest: int) -> None:
         )
 
 
-def task(dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray]) -> ccfl.Task:
-    """The task for data like `train`."""
-    classes, shape = NUM_CLASSES[dataset], train["x"].shape[1:]
-    module = getattr(models, MODELS[model])
-    if model == "tags":
-        return ccfl.tags_task(module(num_tags=classes), shape, classes, compute_dtype)
-    # CIFAR's images are cropped and flipped, the paper's small grey ones are not.
-    channels = CHANNELS.get(dataset)
-    prepare = None if channels is None else prepare_images(channels, augment=True)
-    return ccfl.classification_task(
-        module(num_classes=classes), shape, classes, compute_dtype, prepare
-    )
-
-
 def first_state(
     config: Config, task: ccfl.Task, history: int, numbers: Numbers, key: jax.Array
 ) -> ccfl.State:
@@ -253,11 +256,14 @@ def _check_history(config: Config, task: ccfl.Task, history: int) -> None:
     )
 
 
-def round_at(config: Config, task: ccfl.Task, mesh: jax.sharding.Mesh | None) -> Callable:
+def round_at(
+    config: Config, task: ccfl.Task, num_classes: int, mesh: jax.sharding.Mesh | None
+) -> Callable:
     """`round_at(numbers, state, slots, data) -> (state, info)`: one round with these numbers."""
 
     def run(numbers: Numbers, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
-        own, data = method.made(config, numbers), method.poisoned(config, numbers, data)
+        own = method.made(config, numbers)
+        data = method.poisoned(config, numbers, data, num_classes)
         round_fn = ccfl.build_round(
             task,
             own.server,

@@ -18,8 +18,9 @@ from ccfl_jax.runs import checkpoints as saving
 from ccfl_jax.runs import metrics, provenance, run_config, train_loop
 from ccfl_jax.runs.train_loop import Part, Program, Progress
 
+from ..config.flag_rules import dataset_of
 from ..config.run_flags import Config, free
-from . import devices, intervals, journal, method, parts, privacy
+from . import devices, intervals, journal, method, parts, privacy, tasks
 from .journal import Journal
 
 # What a start writes; with the settings, written last, the run can be resumed.
@@ -38,6 +39,7 @@ class Problem(NamedTuple):
         data: the clients' training samples, on the devices or, where they are streamed, here.
         scored: "x" and "y" of the test set and, where samples are held out, of those.
         left_out: clients of the data set that have too few samples to be drawn.
+        num_classes: of the labels.
         state: before the first round.
         memory: bytes of a device for streamed training samples; None where it holds all.
         mesh: the devices.
@@ -49,6 +51,7 @@ class Problem(NamedTuple):
     data: ccfl.FederatedData
     scored: list[dict[str, jax.Array]]
     left_out: int
+    num_classes: int
     state: ccfl.State
     memory: int | None
     mesh: jax.sharding.Mesh
@@ -119,9 +122,9 @@ def close(job: Job) -> None:
 
 def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     schedule, history = parts.schedule(config)
-    train, validation, test, left_out = parts.load(*parts.source(config))
+    train, validation, test, left_out, classes = parts.load(*parts.source(config))
     owners = parts.owners(config, train)
-    task = parts.task(config.dataset, config.model, config.compute_dtype, train)
+    task = tasks.task_of(config.dataset, config.model, config.compute_dtype, train, classes)
     # As one program, which the compilation cache keeps, and not op by op.
     first_state = jax.jit(partial(parts.first_state, config, task, history))
     state = first_state(method.numbers(config), jax.random.key(config.seed))
@@ -135,12 +138,13 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     if memory is None:
         data = devices.put(data, mesh)
     state, scored = devices.put((state, scored), mesh)
-    return Problem(schedule, task, data, scored, left_out, state, memory, mesh, origin)
+    return Problem(schedule, task, data, scored, left_out, classes, state, memory, mesh, origin)
 
 
 def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) -> Program:
     schedule, task, numbers = problem.schedule, problem.task, method.numbers(config)
-    round_fn = jax.tree_util.Partial(parts.round_at(config, task, problem.mesh), numbers)
+    round_at = parts.round_at(config, task, problem.num_classes, problem.mesh)
+    round_fn = jax.tree_util.Partial(round_at, numbers)
 
     def rest(first: int) -> list[Part]:
         left = schedule.rounds(first, config.rounds)
@@ -224,8 +228,9 @@ def _start(config: Config, problem: Problem) -> Job:
 
 def _numbered_folder(config: Config) -> Path:
     """Makes the first of runs/DATASET-SERVER-001, -002, ... that does not exist."""
+    name = f"{dataset_of(config.dataset)[0]}-{config.method or config.server}"
     for number in itertools.count(1):
-        folder = Path("runs") / f"{config.dataset}-{config.method or config.server}-{number:03d}"
+        folder = Path("runs") / f"{name}-{number:03d}"
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

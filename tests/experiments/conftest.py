@@ -5,7 +5,7 @@ import re
 import pytest
 
 from experiments.config.run_flags import RUN
-from experiments.training import method, parts
+from experiments.training import method, parts, tasks
 
 _PROGRAM = [n for n, one in RUN.items() if one.may_change == "never" and not one.varies]
 
@@ -13,19 +13,19 @@ _PROGRAM = [n for n, one in RUN.items() if one.may_change == "never" and not one
 @pytest.fixture(scope="module", autouse=True)
 def shared_programs(quickly_compiled):
     """Equal settings give the same task and round function, so that jit finds their programs."""
-    task, round_at, kept = parts.task, parts.round_at, {}
+    task_of, round_at, kept = tasks.task_of, parts.round_at, {}
 
-    def task_once(dataset, model, dtype, train):
-        key = dataset, model, dtype, train["x"].shape[1:]
-        return kept.setdefault(key, task(dataset, model, dtype, train))
+    def task_once(dataset, model, dtype, train, classes):
+        key = dataset, model, dtype, train["x"].shape[1:], classes
+        return kept.setdefault(key, task_of(dataset, model, dtype, train, classes))
 
-    def round_once(config, task, mesh):
+    def round_once(config, task, classes, mesh):
         own = *method.program(config), *(getattr(config, n) for n in (*_PROGRAM, "lanes"))
-        key = *own, task, mesh
-        return kept.setdefault(key, round_at(config, task, mesh))
+        key = *own, task, classes, mesh
+        return kept.setdefault(key, round_at(config, task, classes, mesh))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "task", task_once)
+        patch.setattr(tasks, "task_of", task_once)
         patch.setattr(parts, "round_at", round_once)
         yield
 

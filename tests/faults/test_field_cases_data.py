@@ -85,7 +85,7 @@ def test_ds_07_no_test_sample_is_in_a_clients_hands(monkeypatch):
     args = ["x", "--dataset=digits", "--model=logistic", "--num_clients=12", "--server_lr=1"]
     for partition in ("iid", "dirichlet", "dirichlet_client"):
         config = run_flags.parse([*args, f"--partition={partition}"])
-        own, _, test, _ = parts.load(*parts.source(config))
+        own, _, test, *_ = parts.load(*parts.source(config))
         data = ccfl.FederatedData.from_offsets(own, *parts.owners(config, own))
         held = np.concatenate([data.client(client)["x"].ravel() for client in range(12)])
         assert sorted(held) == split[0].tolist()

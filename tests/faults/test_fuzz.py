@@ -51,6 +51,21 @@ def read_images(name, shape):
     return read
 
 
+def read_own(load, folder):
+    train, test, num_classes = load(folder)
+    for part in (train, test):
+        assert part["x"].dtype in (np.float32, np.uint8, np.int32) and np.isfinite(part["x"]).all()
+        assert part["y"].dtype == np.int32 and len(part["y"]) == len(part["x"])
+        assert 0 <= part["y"].min() <= part["y"].max() < num_classes
+    assert train["x"].shape[1:] == test["x"].shape[1:]
+    assert train.get("client", np.zeros(1)).min() >= 0
+
+
+def own_npz(folder):
+    rows = {"x_train": np.ones((4, 3)), "x_test": np.ones((2, 3)), "client_train": np.arange(4)}
+    np.savez_compressed(folder / "own.npz", y_train=np.arange(4), y_test=np.arange(2), **rows)
+
+
 def read_posts(folder, **arguments):
     train, test, counts = corpus.load(folder, **arguments)
     for part in (train, test):
@@ -199,6 +214,7 @@ CORPUS = written(corpus.write)
 PAGES = {**CORPUS, DATABASE: CORPUS[DATABASE][100:]}
 MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
 NPZ = written(lambda folder: SCHEDULE.save(folder / NAME))
+OWN = written(own_npz)
 RESULT = json.dumps(results.made(TRIAL, ROWS)._asdict()).encode()
 PRESET = (presets._FILE.parent / "digits.flags").read_bytes()
 
@@ -214,6 +230,7 @@ READERS = {
     "Stack Overflow in xz": Reader(packed(".xz", lzma.FORMAT_XZ), read_posts),
     "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_posts),
     "example in SQLite": Reader(CORPUS | {DATABASE: MESSAGE}, read_posts, {DATABASE: database_of}),
+    "own npz": Reader(OWN, partial(read_own, lambda at: fd.load_npz(at / "own.npz"))),
     "schedule": Reader(NPZ, read_schedule, examples=800),
     **{f"schedule's {name}": one_array(name) for name in ("client", "present", "time")},
     "rows": Reader(RECORD, read_rows),

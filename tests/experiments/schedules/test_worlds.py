@@ -39,7 +39,7 @@ def clients_of():
 
 
 def masks(text):
-    model, notes = worlds.availability(text, asked().config, LABELS)
+    model, notes = worlds.availability(text, asked().config, LABELS, 10)
     assert model.num_clients == COUNT
     return np.array(list(availability.masks(model, 5, ROUNDS, SECONDS))), notes
 

@@ -164,7 +164,7 @@ def _load(dataset, data_dir):
     if data_dir:
         raise FileNotFoundError(f"{data_dir}: nothing there")
     train, test = ccfl.load_dataset(dataset)
-    return train, None, test, 0
+    return train, None, test, 0, 10
 
 
 @pytest.mark.parametrize(("broken", "reason"), [

@@ -1,11 +1,12 @@
-"""training/parts.py: every model that a data set may be learnt by is built for its samples."""
+"""training/parts.py, tasks.py: each model of a data set is a task for its samples."""
 
 import jax
 import numpy as np
 import pytest
 
+from ccfl_jax.data import NUM_CLASSES
 from experiments.config import flag_rules, run_flags
-from experiments.training import parts
+from experiments.training import parts, tasks
 
 SHAPES = {
     "digits": ((8, 8, 1), np.float32),
@@ -25,14 +26,14 @@ PARAMETERS = {
     ("stackoverflow", "tags"): 10_000 * 500 + 500,
     ("digits", "logistic"): 64 * 10 + 10,
 }
-PAIRS = [(dataset, m) for dataset, known in flag_rules.DATASETS.items() for m in known.models]
+PAIRS = [(name, m) for name in NUM_CLASSES for m in flag_rules.DATASETS[name].models]
 PAIRS = [pytest.param(*p, marks=pytest.mark.slow if "resnet" in p[1] else []) for p in PAIRS]
 
 
 def task(dataset, model, rows=2):
     shape, dtype = SHAPES[dataset]
     x = np.full((rows, *shape), 255 if dtype == np.uint8 else 1, dtype)
-    return parts.task(dataset, model, "float32", {"x": x}), x
+    return tasks.task_of(dataset, model, "float32", {"x": x}, NUM_CLASSES[dataset]), x
 
 
 @pytest.mark.parametrize(("dataset", "model"), PAIRS)

@@ -196,7 +196,7 @@ def test_rates_are_no_part_of_the_program(ready):
 
     def program(*args):
         config = config_of(*args)
-        plain = round_at(config, ready.problem.task, None)
+        plain = round_at(config, ready.problem.task, ready.problem.num_classes, None)
         round_fn = jax.tree_util.Partial(plain, method.numbers(config))
         return call.lower(round_fn, ready.progress.states, row, ready.problem.data).as_text()
 

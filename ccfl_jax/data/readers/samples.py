@@ -1,0 +1,94 @@
+"""What is checked of samples in a user's own files, whatever the form of the files."""
+
+from typing import Any
+
+import numpy as np
+
+from ccfl_jax.checks import one_line
+
+_INT32 = np.iinfo(np.int32)
+
+
+def inputs(place: str, x: np.ndarray) -> np.ndarray:
+    """Inputs `[N, ...]` in a dtype of the house.
+
+    Floats and bools become float32. Bytes (uint8) are pixels and stay; such `[N, h, w]` are grey
+    images, which become `[N, h, w, 1]`. Other integers, of tokens say, become int32.
+
+    Args:
+        place: what they are, for messages: a file and a name, say.
+        x: numbers.
+
+    Raises:
+        ValueError: no numbers, no rows, nan or inf, or a number that float32 or int32 cannot hold,
+            with its row.
+    """
+    if x.ndim < 1 or x.dtype.kind not in "biuf" or not x.size:
+        raise ValueError(f"{place}: expected numbers [N, ...], found {x.dtype} {list(x.shape)}")
+    if x.dtype == np.uint8:
+        return x[..., None] if x.ndim == 3 else x
+    if x.dtype.kind in "iu":
+        _refuse(place, f"integers of {_INT32.bits} bits", x, (x < _INT32.min) | (x > _INT32.max))
+        return x.astype(np.int32)
+    with np.errstate(over="ignore"):
+        found = x.astype(np.float32)
+    _refuse(place, "finite numbers of float32", x, ~np.isfinite(found))
+    return found
+
+
+def labels(place: str, y: np.ndarray, rows: int) -> np.ndarray:
+    """Labels int32 `[rows]` from 0; whole floats are integers too.
+
+    Raises:
+        ValueError: another length or shape, or with its row a label that is none.
+    """
+    if y.shape != (rows,) or y.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{place}: expected one label for each of {rows} rows, found {y.dtype} {list(y.shape)}"
+        )
+    whole = y == np.floor(y) if y.dtype.kind == "f" else True
+    _refuse(place, "integers from 0", y, ~((y >= 0) & (y <= _INT32.max) & whole))
+    return y.astype(np.int32)
+
+
+def clients(place: str, ids: np.ndarray, rows: int) -> np.ndarray:
+    """The clients of rows by any ids, texts or integers: int32 `[rows]`, numbered as ids ascend.
+
+    Raises:
+        ValueError: another length or shape, or ids of another kind.
+    """
+    if ids.shape != (rows,) or ids.dtype.kind not in "iuU":
+        raise ValueError(
+            f"{place}: expected one client id for each of {rows} rows, found {ids.dtype} "
+            f"{list(ids.shape)}"
+        )
+    return np.unique(ids, return_inverse=True)[1].astype(np.int32)
+
+
+def count_classes(place: str, train: dict[str, np.ndarray], test: dict[str, np.ndarray]) -> int:
+    """The number of classes: 1 + the largest label of both parts.
+
+    Raises:
+        ValueError: inputs of the parts have other shapes or dtypes, or a label is not below the
+            number of rows, which is no number of a class.
+    """
+    kinds = [f"{part['x'].dtype} {list(part['x'].shape[1:])}" for part in (train, test)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"{place}: expected test samples like those of training, {kinds[0]}, found {kinds[1]}"
+        )
+    found = 1 + max(int(part["y"].max()) for part in (train, test))
+    rows = len(train["y"]) + len(test["y"])
+    if found > rows:
+        raise ValueError(f"{place}: expected labels below {rows}, the rows, found {found - 1}")
+    return found
+
+
+def _refuse(place: str, expected: str, array: np.ndarray, wrong: Any) -> None:
+    """Raises ValueError with the first row that has something `wrong`, bool as `array`."""
+    places = np.argwhere(np.broadcast_to(wrong, array.shape))
+    if len(places):
+        value, row = array[tuple(places[0])], places[0][0]
+        raise ValueError(
+            f"{place}: expected {expected}, found {one_line(str(value), 40)} in row {row}"
+        )
