@@ -88,7 +88,7 @@ def test_home_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("own", "words", "message"), [
     ({"shape": (5,), "dtype": np.float32}, ["--model=cnn"],
-     "--model: expected one for samples float32 [5], found cnn with --dataset=npz(... (...CNN: ...)"),
+     "--model: expected one for samples float32 [5], found cnn with ... (...CNN: ...)"),
     ({"shape": (80,), "dtype": np.int32}, ["--model=mlp"],
      "--model: expected one for samples int32 [80], found mlp with --dataset=npz(...) (mlp: "
      "expected floats or bytes, found int32)"),
