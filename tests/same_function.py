@@ -9,7 +9,7 @@ import numpy as np
 
 def compiled(task):
     """The task with each of its functions as one program."""
-    return task._make(function and jax.jit(function) for function in task)
+    return task._make(jax.jit(function) if callable(function) else function for function in task)
 
 
 def normal(shape, seed=0, scale=1.0, dtype=np.float32):

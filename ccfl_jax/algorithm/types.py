@@ -27,6 +27,8 @@ class Task(NamedTuple):
         descend: `descend(params, batch, mask, key, rate) -> (loss, metrics, params)`: one step of
             plain SGD, where the task has a faster way than a gradient and an update of every
             parameter; otherwise None.
+        labels: `(name, least, most)` of each array of labels: the loss of a row with another
+            integer is nan. Data are checked for those before they are used.
     """
 
     init: Callable[[jax.Array], Params]
@@ -34,6 +36,7 @@ class Task(NamedTuple):
     metrics: Callable[[Params, Batch, jax.Array], dict[str, tuple[jax.Array, jax.Array]]]
     observe: Callable[..., tuple[jax.Array, dict]] | None = None
     descend: Callable[..., tuple[jax.Array, dict, Params]] | None = None
+    labels: tuple[tuple[str, int, int], ...] = ()
 
 
 class Visit(NamedTuple):

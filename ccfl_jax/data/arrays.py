@@ -1,7 +1,7 @@
 """A user's arrays are checked and converted here, before any compiled program takes them."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from ccfl_jax.checks import unmasked
 
 Array = jax.Array | np.ndarray
+Labels = Sequence[tuple[str, int, int]]  # name, least and largest integer of arrays of labels
 
 
 def samples(arrays: Mapping[str, Any], read: bool = True) -> dict[str, Array]:
@@ -112,25 +113,39 @@ def held_dtype(array: Array) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
 
 
-def not_finite(array: Array) -> np.ndarray:
-    """The rows [N, ...] that hold nan or inf; none of what is on disk, which is not read."""
-    floats = jnp.issubdtype(array.dtype, jnp.inexact)
-    if isinstance(array, np.memmap) or not floats or not array.size:
-        return np.zeros(0, int)
-    isfinite = jnp.isfinite if isinstance(array, jax.Array) else np.isfinite
-    return np.flatnonzero(~np.asarray(isfinite(array).reshape(len(array), -1).all(axis=1)))
+def warn_of_faults(arrays: Mapping[str, Array], labels: Labels = (), stacklevel: int = 3) -> None:
+    """Warns of each of `faults`."""
+    for line in faults(arrays, labels):
+        warnings.warn(line, stacklevel=stacklevel)
 
 
-def warn_not_finite(arrays: Mapping[str, Array], stacklevel: int = 3) -> None:
-    """Warns, with a count and the first row, of each array that holds nan or inf."""
+def faults(arrays: Mapping[str, Array], labels: Labels = ()) -> Iterator[str]:
+    """A line, with a count and the first row, for each array with rows that cannot be used.
+
+    Those are rows with nan or inf, and those with labels outside their range, `Task.labels`. An
+    array on disk is not read.
+    """
+    ranges = {name: (least, most) for name, least, most in labels}
     for name, array in arrays.items():
-        rows = not_finite(array)
-        if rows.size:
-            warnings.warn(
-                f"array {name!r}: expected finite numbers, found {rows.size} rows with nan or inf, "
-                f"the first is row {rows[0]}",
-                stacklevel=stacklevel,
-            )
+        if isinstance(array, np.memmap):
+            continue
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            isfinite = jnp.isfinite if isinstance(array, jax.Array) else np.isfinite
+            yield from _faulty(name, ~isfinite(array), "finite numbers", "nan or inf")
+        elif name in ranges:
+            (least, most), own = ranges[name], np.asarray(array)
+            outside = (own < least) | (own > most)
+            yield from _faulty(name, outside, f"labels from {least} to {most}", "others")
+
+
+def _faulty(name: str, bad: Array, expected: str, found: str) -> Iterator[str]:
+    """A line where any of `bad`, bool `[N, ...]`, is True."""
+    rows = np.flatnonzero(np.asarray(bad.reshape(len(bad), -1).any(axis=1))) if bad.size else bad
+    if rows.size:
+        yield (
+            f"array {name!r}: expected {expected}, found {rows.size} rows with {found}, the first "
+            f"is row {rows[0]}"
+        )
 
 
 def check_range(name: str, array: np.ndarray) -> None:

@@ -17,7 +17,7 @@ from ccfl_jax.data.arrays import (
     native,
     num_rows,
     samples,
-    warn_not_finite,
+    warn_of_faults,
 )
 
 
@@ -61,7 +61,7 @@ class FederatedData:
                 rows or more.
         """
         arrays = samples(arrays)
-        warn_not_finite(arrays)
+        warn_of_faults(arrays)
         flat, sizes = _flatten(indices, num_rows(arrays))
         offsets = np.zeros(len(sizes) + 1, np.int32)
         np.cumsum(sizes, out=offsets[1:])
@@ -92,7 +92,7 @@ class FederatedData:
                 offsets do not ascend from 0 to total; a row is outside 0..N-1.
         """
         arrays = samples(arrays, read=False)
-        warn_not_finite(arrays)
+        warn_of_faults(arrays)
         rows = num_rows(arrays)
         indices, offsets = integer_vector("indices", indices), integer_vector("offsets", offsets)
         wide = offsets.astype(np.int64)

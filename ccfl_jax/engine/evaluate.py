@@ -11,9 +11,10 @@ from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_kind, check_whole
 from ccfl_jax.data import FederatedData
-from ccfl_jax.data.arrays import held, num_rows, samples, warn_not_finite
+from ccfl_jax.data.arrays import held, num_rows, samples, warn_of_faults
 from ccfl_jax.data.federated_data import converted
 from ccfl_jax.engine.programs import compiled
+from ccfl_jax.engine.state import State
 
 # Rows of one batch at most: a sum of up to five hits a row is exact in float32.
 _ROWS_TOGETHER = 2**20
@@ -38,14 +39,16 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
 
     Raises:
         ValueError: for a batch size below 1, no rows, arrays of unequal length, or numbers that
-            JAX cannot hold.
+            JAX cannot hold; for a state instead of `params`.
+
+    Warns of rows that are not finite, and of labels that the task does not know.
     """
     arrays, batch_size = taken(task, arrays, batch_size)
     rows = num_rows(arrays)
     if rows <= _FEW_ROWS and not any(isinstance(a, jax.Array) for a in arrays.values()):
         arrays = _padded(arrays, rows)
     run = compiled(batch_sums, task.metrics, static_argnums=0)
-    sums, finite = run(min(batch_size, num_rows(arrays)), held("params", params), arrays, rows)
+    sums, finite = run(min(batch_size, num_rows(arrays)), model(params), arrays, rows)
     return {name: float(value) for name, value in ratios(sums, finite).items()}
 
 
@@ -86,8 +89,10 @@ def evaluate_clients(
             raise ValueError(
                 f"memories: expected {len(data)} rows, one for each client, found {len(leaf)}"
             )
+    named = {n: data.arrays[n] for n, *_ in task.labels if n in data.arrays}
+    warn_of_faults(named, task.labels)
     run = compiled(_client_sums, task.metrics, static_argnums=(0, 1))
-    sums, finite = run(own, batch_size, held("params", params), memories, converted(data))
+    sums, finite = run(own, batch_size, model(params), memories, converted(data))
     return ratios(jax.tree.map(lambda a: a[:, None], sums), finite)
 
 
@@ -123,12 +128,19 @@ def _client_sums(
     return jax.lax.map(one, (jnp.arange(len(data)), memories))
 
 
+def model(params: Params) -> Params:
+    """The parameters for a compiled program; ValueError for a state instead of them."""
+    if isinstance(params, State):
+        raise ValueError("params: expected those of a model, as state.params, found a ccfl.State")
+    return held("params", params)
+
+
 def taken(task: Task, arrays: Batch, batch_size: int) -> tuple[Batch, int]:
     """The arrays and the rows of a batch, at most; ValueError where these cannot be evaluated."""
     check_kind("task", task, Task, "a ccfl.Task")
     batch_size = check_whole("batch_size", batch_size, 1)
     arrays = samples(arrays)
-    warn_not_finite(arrays, stacklevel=4)
+    warn_of_faults(arrays, task.labels, stacklevel=4)
     return arrays, min(batch_size, _ROWS_TOGETHER)
 
 

@@ -99,12 +99,11 @@ def build_round(
             cannot step; from `round_fn`, for a schedule in another unit of work than `work_unit`,
             and a state that `init_state` made for another kind of server, aggregate or rule.
     """
-    _check_choices(work_unit, normalise)
+    _check_choices(work_unit, normalise, mesh)
     batch_size = check_whole("batch_size", batch_size, 1)
     lanes = None if lanes is None else check_whole("lanes", lanes, 1)
     server, local = as_a_round_takes_it(server), as_a_round_takes_it(local)
     check_kinds(task, server, aggregate, rule)
-    check_kind("mesh", mesh, jax.sharding.Mesh | None, "a jax Mesh or None")
     check_local(task, local)
     check_step("server", task, server)
     rule, combine = rule or Rule(), aggregate or aggregation.mean()
@@ -138,6 +137,7 @@ def build_round(
         info = _info(arrivals, report.info, loss, tree_util.all_finite(params))
         return following._replace(history=history), info
 
+    vars(round_fn)["labels"] = task.labels  # for the warning of `run_rounds`
     return round_fn
 
 
@@ -292,7 +292,8 @@ def _mean_of(a: jax.Array, counted: jax.Array) -> jax.Array:
     return tree_util.masked_sum(a, counted) / counted.sum(dtype=jnp.int32)
 
 
-def _check_choices(work_unit: str | None, normalise: str) -> None:
+def _check_choices(work_unit: str | None, normalise: str, mesh: Any) -> None:
+    check_kind("mesh", mesh, jax.sharding.Mesh | None, "a jax Mesh or None")
     choices = (("work_unit", work_unit or "epochs", WorkUnit), ("normalise", normalise, Normalise))
     for name, value, words in choices:
         if value not in get_args(words):

@@ -12,7 +12,7 @@ from jax.tree_util import Partial
 from ccfl_jax.algorithm import model_history as past
 from ccfl_jax.checks import check_kind
 from ccfl_jax.data import FederatedData
-from ccfl_jax.data.arrays import held
+from ccfl_jax.data.arrays import held, warn_of_faults
 from ccfl_jax.data.federated_data import converted
 from ccfl_jax.engine.programs import compiled
 from ccfl_jax.engine.rounds import RoundFn
@@ -56,16 +56,20 @@ def run_rounds(
             that does not exist (yet) or is not kept, or if its plan does not match it; for a piece
             of other rounds than those after the state; for parameters that were replaced in the
             state; for memories of another number of clients; for 2**31 rows of data or more.
+
+    Warns of labels that the task of `build_round` does not know, with a count and the first row.
     """
     check_parts(round_fn, state, schedule)
     data = usable(data)
-    state, round_fn = held("state", state), held("round_fn", round_fn)
+    function, given = taken_apart(held("round_fn", round_fn))
+    labels = getattr(function, "labels", ())
+    warn_of_faults({n: data.arrays[n] for n, *_ in labels if n in data.arrays}, labels)
+    state = held("state", state)
     check_schedule(schedule, len(data), int(state.round), np.asarray(state.history.version))
     check_newest(state)
     if memories := jax.tree.leaves(state.clients):
         memory_plan.check_rows(schedule.rows, schedule.recall, len(memories[0]), len(data))
     slots, rounds = padded(schedule)
-    function, given = taken_apart(round_fn)
     run = compiled(loop, function, donate_argnums=(1,) if donate else ())
     state, infos = run(given, state, slots, jnp.asarray(rounds, jnp.int32), data)
     # A copy: a view would keep the padding in memory as long as the infos.

@@ -11,9 +11,10 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import Partial
 
 from ccfl_jax.algorithm.types import Batch, Params, Task
+from ccfl_jax.checks import check_kind, check_whole
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data.arrays import held, num_rows
-from ccfl_jax.engine.evaluate import batch_sums, ratios, taken
+from ccfl_jax.engine.evaluate import batch_sums, model, ratios, taken
 from ccfl_jax.engine.programs import compiled
 from ccfl_jax.engine.run import (
     check_newest,
@@ -70,7 +71,8 @@ def run_trials(
         ValueError: as `run_rounds`, if trials, schedules and lists are of unequal number, or if
             some schedules are planned and some are not.
     """
-    schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule)
+    schedules = [*schedule] if isinstance(schedule, Sequence) else [schedule]
+    check_kind("round_fn", round_fn, Partial, "a jax.tree_util.Partial that builds a round")
     check_parts(round_fn, states, *schedules)
     data = usable(data)
     states, round_fn = held("states", states), held("round_fn", round_fn)
@@ -114,7 +116,7 @@ def evaluate_trials(
         ValueError: as `evaluate`.
     """
     arrays, batch_size = taken(task, arrays, batch_size)
-    fixed, params = (min(batch_size, num_rows(arrays)),), held("params", params)
+    fixed, params = (min(batch_size, num_rows(arrays)),), model(params)
     return ratios(*_each_trial(_sums, task.metrics, fixed, params, (), arrays, mesh, together))
 
 
@@ -186,6 +188,9 @@ def _each_trial(
     donate: bool = False,
 ) -> Any:
     """`body(function, *fixed, first, own, common)` for each trial, entries of `first` and `own`."""
+    check_kind("mesh", mesh, Mesh | None, "a jax Mesh or None")
+    if together is not None:
+        check_whole("together", together, 1)
     trials = len(jax.tree.leaves(first)[0])
     size = 1 if mesh is None else mesh.shape[mesh.axis_names[0]]
     filled = trials + -trials % size

@@ -12,7 +12,7 @@ import optax
 from flax import errors, linen, nnx
 
 from ccfl_jax.algorithm.types import Params
-from ccfl_jax.checks import check_kind, check_promotion, one_line
+from ccfl_jax.checks import check_kind, check_promotion, is_whole, one_line
 
 # The arguments by which a model may be told that it trains.
 _SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False}
@@ -45,6 +45,8 @@ def functions(
         raise ValueError(f"compute_dtype: expected a float dtype or None, found {compute_dtype!r}")
     known = linen.Module | nnx.Module | Callable
     check_kind("model", model, known, "a Flax module, or a function rngs -> nnx.Module")
+    if not (isinstance(input_shape, Sequence) and all(map(is_whole, input_shape))):
+        raise ValueError(f"input_shape: expected integers, as (28, 28, 1), found {input_shape!r}")
     example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
     with _explained("evaluation"):
         init, exact, silent = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
@@ -175,22 +177,22 @@ def _nnx(model: Any, example: jax.ShapeDtypeStruct) -> tuple:
                 setattr(layer, _rate(layer), 0.0)
         return module(x, **_switches(module, key is not None))
 
-    def silent(params: Params) -> list[str]:
-        return _silent_nnx(apply, (params, example, jax.random.key(0)), module)
-
-    return init, apply, silent
+    return init, apply, partial(_without_effect, apply, module, example)
 
 
-def _silent_nnx(apply: Callable, args: tuple, module: nnx.Module) -> list[str]:
-    """The layers without which training, `apply(*args, without)`, computes the same."""
+def _without_effect(
+    apply: Callable, module: nnx.Module, example: jax.ShapeDtypeStruct, params: Params
+) -> list[str]:
+    """The layers that drop without which training computes the same."""
 
     def training(without: tuple | None) -> str:
-        return str(jax.make_jaxpr(partial(apply, without=without))(*args))
+        run = jax.make_jaxpr(partial(apply, without=without))
+        return str(run(params, example, jax.random.key(0)))
 
-    drops = [pair for pair in nnx.iter_modules(module) if isinstance(pair[1], _NNX_LAYERS)]
-    drops = [(path, layer) for path, layer in drops if getattr(layer, _rate(layer))]
-    whole = training(None) if drops else ""
-    return [_named(path, layer) for path, layer in drops if training(path) == whole]
+    found = [pair for pair in nnx.iter_modules(module) if isinstance(pair[1], _NNX_LAYERS)]
+    found = [(path, layer) for path, layer in found if getattr(layer, _rate(layer))]
+    whole = training(None) if found else ""
+    return [_named(path, layer) for path, layer in found if training(path) == whole]
 
 
 def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:

@@ -10,6 +10,7 @@ from flax import linen, nnx
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
+from ccfl_jax.checks import check_whole
 from ccfl_jax.data.image_transforms import scale
 from ccfl_jax.models.flax_model import functions
 
@@ -58,10 +59,11 @@ def classification_task(
             `[B, num_classes]`, or cannot be called so; the task's functions, for an "x" or "y" that
             is missing or not as described.
     """
+    check_whole("num_classes", num_classes, 1)
     init, apply, same = functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B]"), mask)
+        x, y = _pair(batch, mask, "[B]")
         if prepare is not None:
             x = prepare(x, None if key is None else jax.random.fold_in(key, _PREPARE_STREAM))
         if not (jnp.issubdtype(x.dtype, jnp.floating) or x.dtype in (jnp.uint8, jnp.bool_)):
@@ -80,7 +82,7 @@ def classification_task(
             "accuracy": (jnp.where(mask, hits, 0.0).sum(), count),
         }
 
-    return _task(init, rows, measure, same)
+    return _task(init, rows, measure, same, (0, num_classes - 1))
 
 
 def tags_task(
@@ -123,6 +125,7 @@ def tags_task(
 
     Source: the StackOverflow task of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
     """
+    check_whole("num_tags", num_tags, 1)
     init, apply, same = functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
     own_step: Any = getattr(model, "descend", None)
 
@@ -135,7 +138,7 @@ def tags_task(
         return _counted(losses, known, mask), logits, tagged
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B, T]"), mask)
+        x, y = _pair(batch, mask, "[B, T]")
         return from_logits(apply(params, x, key), y, mask)
 
     def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, tagged: jax.Array) -> dict:
@@ -150,7 +153,7 @@ def tags_task(
     def descend(
         params: Params, batch: Batch, mask: jax.Array, key: jax.Array, rate: float
     ) -> tuple[jax.Array, dict, Params]:
-        x, y = _real(batch["x"], mask), _real(_labels(batch["y"], "[B, T]"), mask)
+        x, y = _pair(batch, mask, "[B, T]")
 
         def head(logits: jax.Array) -> tuple:
             return _observed(from_logits(logits, y, mask), measure, mask)
@@ -158,16 +161,18 @@ def tags_task(
         seen, slope = jax.value_and_grad(head, has_aux=True)(apply(params, x, key))
         return *seen, own_step(params, x, rate * slope)
 
-    task = _task(init, rows, measure, same)
+    task = _task(init, rows, measure, same, (-1, num_tags - 1))
     return task._replace(descend=descend) if same and own_step is not None else task
 
 
-def _task(init: Callable, rows: Callable, measure: Callable, same: bool) -> Task:
+def _task(
+    init: Callable, rows: Callable, measure: Callable, same: bool, labels: tuple[int, int]
+) -> Task:
     """The functions of a `Task`.
 
     `rows(params, batch, mask, key)` returns losses `[B]`, zero where masked, and the further
     arguments of `measure(mask, losses, ...)`, which returns the metrics; `same` is whether training
-    and evaluation compute the same, for every key.
+    and evaluation compute the same, for every key; `labels` is the range of "y".
     """
 
     def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
@@ -179,7 +184,7 @@ def _task(init: Callable, rows: Callable, measure: Callable, same: bool) -> Task
     def observe(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> tuple:
         return _observed(rows(params, batch, mask, key), measure, mask)
 
-    return Task(init, loss, metrics, observe if same else None)
+    return Task(init, loss, metrics, observe if same else None, labels=(("y", *labels),))
 
 
 def _observed(found: tuple, measure: Callable, mask: jax.Array) -> tuple:
@@ -191,11 +196,14 @@ def _mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
     return losses.sum() / jnp.maximum(mask.sum(), 1)
 
 
-def _labels(y: jax.Array, shape: str) -> jax.Array:
-    """Labels in a dtype that holds all numbers that they are compared with."""
+def _pair(batch: Batch, mask: jax.Array, shape: str) -> tuple[jax.Array, jax.Array]:
+    """The real rows of "x", and of "y" in a dtype that holds all that it is compared with."""
+    if missing := {"x", "y"} - {*batch}:
+        raise ValueError(f"arrays: expected x and y, found no {' and no '.join(sorted(missing))}")
+    y = batch["y"]
     if jnp.issubdtype(y.dtype, jnp.inexact) or y.ndim != shape.count(",") + 1:
         raise ValueError(f"y: expected integers {shape}, found {y.dtype} {y.shape}")
-    return tree_util.at_least_int32(y)
+    return _real(batch["x"], mask), _real(tree_util.at_least_int32(y), mask)
 
 
 def _counted(losses: jax.Array, known: jax.Array, mask: jax.Array) -> jax.Array:

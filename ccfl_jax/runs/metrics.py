@@ -223,6 +223,19 @@ def _rejected(rows: Sequence[Row]) -> int:
     return sum(row["rejected"] or 0 for row in rows)
 
 
+def rejection(rows: Sequence[Row]) -> str | None:
+    """What to say of the last row, if it is the first in which uploads were rejected."""
+    *before, last = rows
+    if not last["rejected"] or _rejected(before):
+        return None
+    clients = [*last["rejected_clients"]]
+    more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
+    return (
+        f"expected finite uploads, found {last['rejected']} rejected before round {last['round']}, "
+        f"of clients {', '.join(clients[:5])}{more}; later ones are only in the rows"
+    )
+
+
 def score_name(row: Mapping[str, Any]) -> str:
     """The name of the task's metric in a row, such as "accuracy"; "score" without one."""
     names = (n[5:] for n in row if n.startswith("test_") and n != "test_loss")

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -151,6 +152,8 @@ def _add(progress: Progress, new: dict[int, Row]) -> Progress:
     rows = [
         [*own, metrics.plain(new[k])] if k in new else own for k, own in enumerate(progress.rows)
     ]
+    for line in filter(None, map(metrics.rejection, rows)):
+        warnings.warn(f"uploads: {line}", stacklevel=2)
     return progress._replace(rows=rows)
 
 

@@ -120,4 +120,4 @@ def ditto(task: Task, weight: float | jax.Array = 0.1) -> tuple[Task, Rule]:
         return optax.stateless(pull)
 
     rule = personal(lambda path: path.startswith(".own"))
-    return Task(init, loss, metrics), told(towards, rule)
+    return Task(init, loss, metrics, labels=task.labels), told(towards, rule)

@@ -80,6 +80,7 @@ def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Task
     """The task and data of `parts.load(*source)`, on the devices."""
     train, held, test, _, num_classes = parts.load(*source)
     task = tasks.task_of(source[0], model, compute_dtype, train, num_classes)
+    tasks.check_samples(source[0], task, train, test, held)
     every = [train, test] if held is None else [train, test, held]
     data, *scored = devices.put([{name: part[name] for name in ("x", "y")} for part in every], mesh)
     made = functools.cache(lambda config: parts.owners(config, train))

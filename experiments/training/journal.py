@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from tqdm.auto import tqdm
 
 import ccfl_jax as ccfl
 from ccfl_jax.io import folder_lock
@@ -57,6 +58,9 @@ def add(journal: Journal, progress: Progress, new: dict[int, Row]) -> Progress:
     rows = [*progress.rows]
     for k, row in zip(new, metrics.append_rows(journal.folder, named), strict=True):
         rows[k] = [*rows[k], {name: value for name, value in row.items() if name != "trial"}]
+        if (line := metrics.rejection(rows[k])) and jax.process_index() == 0:
+            with tqdm.external_write_mode():
+                warn(journal.folder / names[k], line)
     return progress._replace(rows=rows)
 
 

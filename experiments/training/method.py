@@ -17,6 +17,7 @@ import optax
 
 import ccfl_jax as ccfl
 from ccfl_jax import systems, terms
+from ccfl_jax.checks import check_known
 
 from ..config import expression
 from ..config.methods import COLLUDING, FORMS, MODELS_SENT, ON_DATA, SERVERS, SEVERAL, named
@@ -55,7 +56,7 @@ class Method(NamedTuple):
 
 def clip(norm: float | Array) -> optax.GradientTransformation:
     """Uploads of at most this norm."""
-    return optax.clip_by_global_norm(norm)
+    return optax.clip_by_global_norm(check_known("norm", norm, above=True))
 
 
 def top_k(share: float, feedback: bool) -> optax.GradientTransformation:
@@ -96,17 +97,19 @@ def hinge(
 
 def sgd(local_lr: float | Array, momentum: float) -> Any:
     """The rate alone, for which a task may have its own step, unless there is momentum."""
+    check_known("momentum", momentum, most=1.0)
     return optax.sgd(local_lr, momentum) if momentum else local_lr
 
 
 def adam(rate: float | Array) -> optax.GradientTransformation:
     """optax's, fresh in every visit."""
-    return optax.adam(rate)
+    return optax.adam(check_known("rate", rate))
 
 
 def adamw(rate: float | Array, weight_decay: float | Array) -> optax.GradientTransformation:
     """optax's, fresh in every visit."""
-    return optax.adamw(rate, weight_decay=weight_decay)
+    decay = check_known("weight_decay", weight_decay)
+    return optax.adamw(check_known("rate", rate), weight_decay=decay)
 
 
 def sam(local_lr: float | Array, rho: float | Array) -> optax.GradientTransformation:

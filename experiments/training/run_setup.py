@@ -125,6 +125,7 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     train, validation, test, left_out, classes = parts.load(*parts.source(config))
     owners = parts.owners(config, train)
     task = tasks.task_of(config.dataset, config.model, config.compute_dtype, train, classes)
+    tasks.check_samples(config.dataset, task, train, test, validation)
     # As one program, which the compilation cache keeps, and not op by op.
     first_state = jax.jit(partial(parts.first_state, config, task, history))
     state = first_state(method.numbers(config), jax.random.key(config.seed))

@@ -4,6 +4,7 @@ import numpy as np
 
 import ccfl_jax as ccfl
 from ccfl_jax import models
+from ccfl_jax.data.arrays import faults
 from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
 
 from ..config.flag_rules import MODELS
@@ -34,3 +35,10 @@ def task_of(
             f"--model: expected one for samples {x.dtype} {list(x.shape[1:])}, found {model} with "
             f"--dataset={dataset} ({error})"
         ) from None
+
+
+def check_samples(dataset: str, task: ccfl.Task, *parts: dict[str, np.ndarray] | None) -> None:
+    """Raises ValueError for rows of training, test or held-out samples that cannot be used."""
+    for name, part in zip(("training", "test", "held-out"), parts, strict=True):
+        for line in faults(part or {}, task.labels):
+            raise ValueError(f"--dataset: {dataset}, {name} {line}")

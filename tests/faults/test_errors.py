@@ -212,6 +212,7 @@ FROM_ELSEWHERE = {
     "client {}: {}": "the same behind the client's name",
     "--{}: {}": "the message of a function that a flag names",
     "--attack: {}": "the message of `systems.chosen`",
+    "--dataset: {}, {} {}": "the fault of rows, as `data.arrays.faults` says it",
     "--data_{}": "the message of the argument that the flag is, with its name",
     "--{}": "the message of the argument that the flag is",
 }

@@ -112,6 +112,7 @@ def test_bytes_are_scaled_once_and_floats_never():
         assert float(found) == pytest.approx(expected.mean(), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:array 'y'. expected labels from 0 to 2")
 @pytest.mark.parametrize("label", [3, -1, 2**31 - 1])
 def test_a_label_out_of_range_is_never_taken_for_another(label):
     task, params = problem()

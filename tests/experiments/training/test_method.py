@@ -86,3 +86,18 @@ def test_a_bad_number_of_any_trial_is_refused_before_the_folder_is_made(tmp_path
     message = "--rule: mu: expected a finite number >= 0, found -1.0"
     refuses(message, sweep.main, "sweep", *own, "--vary=rule=fedprox(1),fedprox(-1)")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(("flag", "message"), [
+    ("--local_lr=-1", "--local_lr: expected a number from 0 to 3.4e38, found -1.0"),
+    ("--local_lr=nan", "--local_lr: expected a number from 0 to 3.4e38, found nan"),
+    ("--local=adam(-1)", "--local: rate: expected a finite number >= 0, found -1.0"),
+    ("--local=adam(nan)", "--local: expected ..., found 'adam(nan)'..."),
+    ("--local=adamw(0.1,-1)", "--local: weight_decay: expected a finite number >= 0, found -1.0"),
+    ("--local=sgd(-0.9)", "--local: momentum: expected a finite number >= 0 and <= 1, found -0.9"),
+    ("--upload=clip(0)", "--upload: norm: expected a finite number > 0, found 0.0"),
+])  # fmt: skip
+def test_a_rate_of_clients_is_finite_and_not_negative(tmp_path, refuses, flag, message):
+    out = f"--out_dir={tmp_path / 'a'}"
+    refuses(message, train.main, "train", *SMALL, "--server_lr=1", out, flag)
+    assert not (tmp_path / "a").exists()

@@ -3,8 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from small_runs import SMALL
 
+import ccfl_jax as ccfl
 from ccfl_jax.data import NUM_CLASSES
+from experiments import sweep, train
 from experiments.config import flag_rules, run_flags
 from experiments.training import parts, tasks
 
@@ -82,3 +85,32 @@ def test_held_out_samples_are_the_rest_and_no_client_is_emptied(clients):
         every, _ = parts.held_out(train, 0.99)
         assert sorted(every["client"]) == [*range(clients)]
     assert parts.held_out(train, None) == (train, None)
+
+
+@pytest.mark.parametrize("main", [train.main, sweep.main], ids=["train", "sweep"])
+@pytest.mark.parametrize(("part", "name", "value", "message"), [
+    (0, "x", np.nan, "training array 'x': expected finite numbers, found 2 rows with nan or inf"),
+    (0, "y", 10, "training array 'y': expected labels from 0 to 9, found 2 rows with others"),
+    (1, "y", -1, "test array 'y': expected labels from 0 to 9, found 2 rows with others"),
+])  # fmt: skip
+def test_samples_that_cannot_be_used_are_refused(
+    tmp_path, monkeypatch, refuses, main, part, name, value, message
+):
+    load = ccfl.load_dataset
+
+    def spoilt(*args):
+        parts = load(*args)
+        parts[part][name][[5, 8]] = value
+        return parts
+
+    monkeypatch.setattr(ccfl, "load_dataset", spoilt)
+    argv = [
+        main.__module__.split(".")[1],
+        *SMALL,
+        "--server_lr=1",
+        "--rounds=1",
+        f"--out_dir={tmp_path / 'a'}",
+    ]
+    argv += ["--compilation_cache=off", *(["--vary=seed=0,1"] if main is sweep.main else [])]
+    refuses(f"--dataset: digits, {message}, the first is row 5", main, *argv)
+    assert not (tmp_path / "a").exists()
