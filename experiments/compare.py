@@ -28,7 +28,7 @@ from .config.compare_flags import COMPARE, Options
 from .config.run_flags import RUN
 
 # By the comparison; a target ends none of its trials.
-_TAKEN = ("method", "server", "seed", "schedule_file", "target", "out_dir")
+_TAKEN = ("method", "server", "seed", "schedule_seed", "schedule_file", "target", "out_dir")
 
 
 @command("compare", lambda: help_of(__doc__, COMPARE))

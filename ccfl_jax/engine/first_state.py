@@ -31,6 +31,7 @@ def init_state(
     num_clients: int | None = None,
     memories: int | None = None,
     params: Params | None = None,
+    init_key: jax.Array | None = None,
 ) -> State:
     """The state before round 0.
 
@@ -43,6 +44,7 @@ def init_state(
         memories: how many of them are kept: n by default, or `Schedule.memory_rows()` for a
             schedule `remembered()`.
         params: x_0, instead of the task's: a trained model, for example.
+        init_key: PRNG key of the initial model, by default `key`; of the same stream.
 
     Raises:
         ValueError: if `history_length` is below 1, for a part of another kind than its name says,
@@ -50,11 +52,13 @@ def init_state(
             threefry2x32, no `num_clients` for a rule that keeps memories, and more of those than a
             device holds.
     """
+    init_key = key if init_key is None else init_key
     check_key(key)
+    check_key(init_key)
     server = as_a_round_takes_it(server)
     check_kinds(task, server, aggregate, rule)
     rule = rule or Rule()
-    params = _first_params(task, jax.random.fold_in(key, _INIT_STREAM), params)
+    params = _first_params(task, jax.random.fold_in(init_key, _INIT_STREAM), params)
     server_state, first = server.init(tree_util.wide(params)), rule.memory(params)
     # Before the first visit all clients remember the same.
     mean = tree_util.wide(rule.shared(first))

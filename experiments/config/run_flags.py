@@ -18,6 +18,7 @@ _method = partial(flag, section="Method", varies=True)
 _run = partial(flag, section="Run")
 _processes = partial(flag, section="Several processes", may_change="always")
 
+_SEED = whole(0, 2**32 - 1)
 _ONE_PROCESS = {"a sweep": "one process, with --devices", "a schedule to make": "one process"}
 _OF_THE_THEOREM = {"a sweep": "with a single run, which prints the theorem's conditions"}
 
@@ -81,7 +82,7 @@ class Config:
     schedule_file: str | None = _schedule(
         PATH,
         None,
-        "run this schedule.npz, with the seed for {seed} in its name; the flags of this section "
+        "run this schedule.npz, with its seed for {seed} in its name; the flags of this section "
         "must cover it, --max_delay where it is given",
         may_change="always",
         no_use={"a schedule to make": "--show=PATH, which shows one"},
@@ -183,9 +184,12 @@ class Config:
         no_use=_OF_THE_THEOREM,
     )
 
-    seed: int = _run(
-        whole(0, 2**32 - 1), 0, "of the partition, schedule, model and batches", varies=True
+    seed: int = _run(_SEED, 0, "of every draw without a seed of its own", varies=True)
+    data_seed: int | None = _run(
+        _SEED, None, "of the partition; given, of held-out samples and synthetic too"
     )
+    init_seed: int | None = _run(_SEED, None, "of the first model")
+    schedule_seed: int | None = _run(_SEED, None, "of the schedule")
     eval_every: int = _run(whole(1), 10, "rounds between evaluations", may_change="in a run")
     max_rejected: int | None = _run(
         whole(0),
@@ -263,6 +267,11 @@ class Config:
         """K R, the most work of a client; an integer."""
         return self.local_work * self.randomness
 
+    def seed_of(self, what: Literal["data", "init", "schedule"]) -> int:
+        """The seed of the clients' data, of the first model or of the schedule."""
+        own = getattr(self, f"{what}_seed")
+        return self.seed if own is None else own
+
     @property
     def accepted(self) -> list[str]:
         """The names in `accept_changed`."""
@@ -274,6 +283,7 @@ class Config:
 
 
 RUN = flags.table(Config)
+SEEDS = ("seed", "data_seed", "init_seed", "schedule_seed")
 
 
 def parse(argv: list[str]) -> Config:

@@ -35,7 +35,7 @@ class Options:
     file: str | None = _any(
         PATH,
         None,
-        "file to write, NAME.npz; {seed} in it is the seed. NAME.png is its figure, NAME.log.npz "
+        "file to write, NAME.npz; {seed} in it is its seed. NAME.png is its figure, NAME.log.npz "
         "the tasks of the clock",
     )
     show: str | None = _any(
@@ -130,7 +130,7 @@ def parse_schedule(argv: list[str]) -> Request:
         values["server_lr"] = 1.0  # not used by a schedule
     config = resolve(Given(values, given.names - {"overwrite"}, [], given.written))
     _check_labels(options, config)
-    file = _npz("file", options.file.replace("{seed}", str(config.seed)))
+    file = _npz("file", options.file.replace("{seed}", str(config.seed_of("schedule"))))
     return Request(config, options, file, config.num_clients)
 
 

@@ -67,7 +67,8 @@ def make(request: Request) -> list[str]:
         written.append(log_file)
     else:
         log_file.unlink(missing_ok=True)  # of an overwritten schedule
-    title = f"{file.name}: {request.options.world}, {config.dataset}, seed {config.seed}"
+    seed = config.seed_of("schedule")
+    title = f"{file.name}: {request.options.world}, {config.dataset}, seed {seed}"
     clients = schedule.num_clients
     draw = partial(schedule_figure.draw, schedule, clients, picture, title, made.log, made.labels)
     if canvas.drawn(picture, draw):
@@ -120,7 +121,7 @@ def world(config: Config, options: Options) -> Made:
         notes += of_file
         server, work = worlds.server(options, config), worlds.work(options, config, each)
         schedule, log = event_clock.clock_schedule(
-            config.seed, config.rounds, devices, available, server, work
+            config.seed_of("schedule"), config.rounds, devices, available, server, work
         )
     else:
         schedule, log = _cohorts(options, config, available), None
@@ -133,7 +134,7 @@ def _cohorts(options: Options, config: Config, available: Availability | None) -
     if available is None:
         return parts.drawn_schedule(config)
     seconds = options.round_seconds
-    masks = availability.masks(available, config.seed, config.rounds, seconds)
+    masks = availability.masks(available, config.seed_of("schedule"), config.rounds, seconds)
     time = seconds * np.arange(1.0, config.rounds + 1)
     return parts.drawn_schedule(config, masks).replace(time=time)
 

@@ -55,7 +55,7 @@ def devices(options: Options, config: Config, model_bytes: int) -> tuple[Devices
     laws = {name: distribution(flag, getattr(options, flag)) for name, flag in _LAWS.items()}
     count, file = config.num_clients, options.capacity
     if file is None:
-        return speed.draw_devices(config.seed, count, **laws), []
+        return speed.draw_devices(config.seed_of("schedule"), count, **laws), []
     file = os.path.expanduser(file)
     found = traces.read_fedscale_capacity(file, config.batch_size, model_bytes)
     known = len(found.step)
@@ -114,7 +114,7 @@ def _model(
     labels: np.ndarray | None,
     num_labels: int,
 ) -> Availability:
-    seed, count = config.seed, config.num_clients
+    seed, count = config.seed_of("schedule"), config.num_clients
     if name == "label":
         return models.by_label(labels, num_labels, *numbers)
     if name == "label_diurnal":

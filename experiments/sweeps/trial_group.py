@@ -51,7 +51,8 @@ class Group(NamedTuple):
         history: the length of each one's history.
         schedule: `schedule(config)`: the schedule of a trial; made once for a seed.
         round_at: `parts.round_at`; one object, so that it is compiled once.
-        first_states: `first_states(numbers, keys)`, both `[trials]`: the states before round 0.
+        first_states: `first_states(numbers, keys, init_keys)`, all `[trials]`: the states before
+            round 0.
         task_data: of all of them.
     """
 
@@ -127,14 +128,12 @@ def at_once(group: Group, memory: float | None) -> tuple[int, int, float | None]
 
 def like(group: Group, trials: Sequence) -> ccfl.State:
     """Equal states of as many trials."""
-    numbers = _numbers([group.config] * len(trials))
-    return group.first_states(numbers, _keys([0] * len(trials)))
+    return _first_states(group, [group.config] * len(trials))
 
 
 def start(group: Group, configs: Sequence[Config]) -> Progress:
     """The progress of trials before round 0."""
-    states = group.first_states(_numbers(configs), _keys([config.seed for config in configs]))
-    return train_loop.start(states, len(configs))
+    return train_loop.start(_first_states(group, configs), len(configs))
 
 
 def program(group: Group, configs: Sequence[Config]) -> Program:
@@ -189,6 +188,11 @@ def _scores(
 
 def _numbers(configs: Sequence[Config]) -> method.Numbers:
     return jax.tree.map(lambda *a: np.stack(a), *map(method.numbers, configs))
+
+
+def _first_states(group: Group, configs: Sequence[Config]) -> ccfl.State:
+    seeds = [config.seed for config in configs], [config.seed_of("init") for config in configs]
+    return group.first_states(_numbers(configs), *map(_keys, seeds))
 
 
 def _keys(seeds: list[int]) -> jax.Array:

@@ -11,6 +11,7 @@ import numpy as np
 import ccfl_jax as ccfl
 from ccfl_jax.algorithm import server_optimizers as servers
 from ccfl_jax.checks import device_bytes
+from ccfl_jax.data.synthetic import synthetic
 from ccfl_jax.runs import metrics, provenance
 
 from ..config.flag import INT32_MAX
@@ -18,6 +19,9 @@ from ..config.flag_rules import OF_STACKOVERFLOW, dataset_of
 from ..config.run_flags import Config
 from . import method
 from .method import Numbers
+
+# The stream of the held-out samples: no other part of a run with the same seed shares it.
+_HELD_OUT_STREAM = 0x48454C44
 
 
 class Loaded(NamedTuple):
@@ -40,48 +44,58 @@ class Loaded(NamedTuple):
 
 def source(config: Config) -> tuple:
     """The arguments of `load` for a run: equal ones give equal data."""
-    own = config.dataset, config.data_dir, config.validation
+    is_drawn = config.dataset == "synthetic" or config.validation is not None
+    own = config.dataset, config.data_dir, config.validation, config.data_seed if is_drawn else None
     if not dataset_of(config.dataset)[2].drawn:
         return own
-    drawn = config.num_clients, config.seed
+    drawn = config.num_clients, config.seed_of("data")
     return *own, *drawn, *(getattr(config, n) for n in OF_STACKOVERFLOW)
 
 
 def load(
-    dataset: str, data_dir: str | None, validation: float | None = None, *drawn: int
+    dataset: str,
+    data_dir: str | None,
+    validation: float | None = None,
+    data_seed: int | None = None,
+    *drawn: int,
 ) -> Loaded:
     """The data, as `ccfl.load_dataset`, with this share of the training samples held out.
 
     Files of one's own, `npz(PATH)`, are read by the function of `ccfl_jax.data` that their form
-    names, `load_npz`.
+    names, `load_npz`. What is held out, and synthetic samples, are the same for every seed, so that
+    trials share them, unless a `data_seed` draws them.
     """
     name, arguments, properties = dataset_of(dataset)
     if arguments:
         path, *more = arguments
         read = getattr(ccfl.data, f"load_{name}")
         train, test, num_classes = read(os.path.expanduser(path), *more)
-        return Loaded(*held_out(train, validation), test, 0, num_classes)
+        return Loaded(*held_out(train, validation, data_seed), test, 0, num_classes)
     left_out = 0
     if properties.drawn:
         num_clients, seed, *limits = drawn
         limits = dict(zip(OF_STACKOVERFLOW, limits, strict=True))
         train, test, counts = ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)
         left_out = counts["too_small"]
+    elif dataset == "synthetic" and data_seed is not None:
+        train, test, _ = synthetic(seed=data_seed)
     else:
         train, test = ccfl.load_dataset(dataset, data_dir)
-    return Loaded(*held_out(train, validation), test, left_out, ccfl.data.NUM_CLASSES[dataset])
+    held = held_out(train, validation, data_seed)
+    return Loaded(*held, test, left_out, ccfl.data.NUM_CLASSES[dataset])
 
 
 def held_out(
-    train: dict[str, np.ndarray], share: float | None
+    train: dict[str, np.ndarray], share: float | None, seed: int | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-    """Training samples without a share of them, the same for all seeds, and that share.
+    """Training samples without a share of them, and that share; without a seed always the same.
 
     Where samples have clients, each keeps one at least.
     """
     if share is None:
         return train, None
-    order = np.random.default_rng(0).permutation(len(train["y"]))
+    stream = 0 if seed is None else [seed, _HELD_OUT_STREAM]
+    order = np.random.default_rng(stream).permutation(len(train["y"]))
     if "client" in train:
         kept = np.unique(train["client"][order], return_index=True)[1]
         order = np.concatenate([np.delete(order, kept), order[kept]])
@@ -104,7 +118,7 @@ def schedule(config: Config) -> tuple[ccfl.Schedule, int]:
     """
     if config.schedule_file is None:
         return drawn_schedule(config), config.max_delay + 1
-    path = config.schedule_file.replace("{seed}", str(config.seed))
+    path = config.schedule_file.replace("{seed}", str(config.seed_of("schedule")))
     found = ccfl.Schedule.load(path)
     _check_saved(config, found, path)
     # The plan is of the whole file, so that a run can be resumed with more of its rounds.
@@ -114,7 +128,7 @@ def schedule(config: Config) -> tuple[ccfl.Schedule, int]:
 def drawn_schedule(config: Config, available: Iterable[np.ndarray] | None = None) -> ccfl.Schedule:
     """The paper's random schedule; `available`: a bool `[clients]` for each round."""
     drawn = ccfl.random_schedule(
-        config.seed,
+        config.seed_of("schedule"),
         config.rounds,
         config.num_clients,
         buffer_size=config.buffer_size,
@@ -159,7 +173,7 @@ def _check_saved(config: Config, found: ccfl.Schedule, path: str) -> None:
 
 def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
     """The row numbers of every client."""
-    labels, count, seed = train["y"], config.num_clients, config.seed
+    labels, count, seed = train["y"], config.num_clients, config.seed_of("data")
     if config.partition == "iid":
         return ccfl.partition_iid(labels, count, seed)
     if config.partition == "natural":
@@ -201,7 +215,7 @@ def client_digest(config: Config, owners: tuple[np.ndarray, np.ndarray]) -> dict
     """The provenance of the clients' rows, as `owners` gives them."""
     rows, starts = owners
     found = provenance.digest({"rows": rows, "starts": starts})
-    return {f"clients[seed={config.seed}]": found}
+    return {f"clients[seed={config.seed_of('data')}]": found}
 
 
 def _check_visits(config: Config, largest: int) -> None:
@@ -216,9 +230,19 @@ def _check_visits(config: Config, largest: int) -> None:
 
 
 def first_state(
-    config: Config, task: ccfl.Task, history: int, numbers: Numbers, key: jax.Array
+    config: Config,
+    task: ccfl.Task,
+    history: int,
+    numbers: Numbers,
+    key: jax.Array,
+    init_key: jax.Array | None = None,
 ) -> ccfl.State:
     """The state before round 0, with a history of `history` models.
+
+    Args:
+        config, task, history, numbers: of the run.
+        key: of `seed`.
+        init_key: of the first model, by default `key`.
 
     Raises:
         ValueError: if a device cannot hold that history.
@@ -226,7 +250,14 @@ def first_state(
     _check_history(config, task, history)
     own = method.made(config, numbers)
     return ccfl.init_state(
-        task, own.server, key, history, own.aggregate, own.rule, config.num_clients
+        task,
+        own.server,
+        key,
+        history,
+        own.aggregate,
+        own.rule,
+        config.num_clients,
+        init_key=init_key,
     )
 
 

@@ -9,7 +9,7 @@ from ccfl_jax.runs import metrics, targets
 from ccfl_jax.runs.metrics import Row
 
 from ..config.methods import FORMS, SERVERS
-from ..config.run_flags import Config
+from ..config.run_flags import SEEDS, Config
 from . import intervals, theorem_report
 from .run_setup import Job
 
@@ -37,7 +37,7 @@ def header(job: Job) -> str:
     devices = sorted(leaves[0].sharding.device_set, key=lambda device: device.id)
     return "\n".join(
         [
-            f"run       {config.out_dir}, seed {config.seed}",
+            f"run       {config.out_dir}, {_seeds(config)}",
             f"data      {config.dataset}: {sizes.sum()} to train, {_scored(job)}{_streamed(job)}",
             f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
             f"{np.median(sizes):g}, max {sizes.max()}{_left_out(job)}",
@@ -86,6 +86,12 @@ def summary(rows: list[Row], config: Config) -> str:
             f"{config.server_lr / config.eps:.3g}; with a smaller --eps, and --server_lr, it adapts"
         )
     return "\n".join(lines)
+
+
+def _seeds(config: Config) -> str:
+    """The seed, and those of its own that data, first model and schedule have."""
+    own = {name: getattr(config, name) for name in SEEDS}
+    return ", ".join(f"{name} {seed}" for name, seed in own.items() if seed is not None)
 
 
 def _to_target(config: Config, row: Row | None) -> str:

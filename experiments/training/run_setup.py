@@ -128,7 +128,8 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     tasks.check_samples(config.dataset, task, train, test, validation)
     # As one program, which the compilation cache keeps, and not op by op.
     first_state = jax.jit(partial(parts.first_state, config, task, history))
-    state = first_state(method.numbers(config), jax.random.key(config.seed))
+    keys = map(jax.random.key, (config.seed, config.seed_of("init")))
+    state = first_state(method.numbers(config), *keys)
     intervals.check_target(config, task, test)
     origin = provenance.of_process() | parts.client_digest(config, owners)
     origin |= parts.data_digests(parts.source(config), train, test)

@@ -7,9 +7,10 @@ from small_runs import SMALL
 
 import ccfl_jax as ccfl
 from ccfl_jax.data import NUM_CLASSES
+from ccfl_jax.data.synthetic import synthetic
 from experiments import sweep, train
 from experiments.config import flag_rules, run_flags
-from experiments.training import parts, tasks
+from experiments.training import method, parts, tasks
 
 SHAPES = {
     "digits": ((8, 8, 1), np.float32),
@@ -67,7 +68,7 @@ def test_data_of_drawn_clients_depend_on_the_seed():
     runs = [[*own, f"--seed={seed}"] for own in (texts, []) for seed in (0, 1)]
     base = ["x", "--server_lr=1", "--data_dir=d"]
     sources = {parts.source(run_flags.parse([*base, *own])) for own in runs}
-    assert len(sources) == 3 and ("fashion_mnist", "d", None) in sources
+    assert len(sources) == 3 and ("fashion_mnist", "d", None, None) in sources
 
 
 @pytest.mark.parametrize("clients", [None, 7])
@@ -85,6 +86,8 @@ def test_held_out_samples_are_the_rest_and_no_client_is_emptied(clients):
         every, _ = parts.held_out(train, 0.99)
         assert sorted(every["client"]) == [*range(clients)]
     assert parts.held_out(train, None) == (train, None)
+    drawn = [parts.held_out(train, 0.2, seed)[1]["x"].tolist() for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2] and held["x"].tolist() not in drawn
 
 
 @pytest.mark.parametrize("main", [train.main, sweep.main], ids=["train", "sweep"])
@@ -114,3 +117,41 @@ def test_samples_that_cannot_be_used_are_refused(
     argv += ["--compilation_cache=off", *(["--vary=seed=0,1"] if main is sweep.main else [])]
     refuses(f"--dataset: digits, {message}, the first is row 5", main, *argv)
     assert not (tmp_path / "a").exists()
+
+
+def _draws(*args):
+    """What is drawn of whom and when: clients' rows, schedule, first model, key, attackers."""
+    words = ["--dataset=digits", "--model=mlp", "--server_lr=1", "--attack=sign_flip(0.2)"]
+    own = run_flags.parse(["x", *words, "--num_clients=20", "--rounds=3", *args])
+    numbers, (schedule, history) = method.numbers(own), parts.schedule(own)
+    keys = map(jax.random.key, (own.seed, own.seed_of("init")))
+    train = {"x": np.zeros((200, 8, 8, 1), np.float32), "y": np.arange(200) % 10}
+    task = tasks.task_of("digits", "mlp", "float32", train, 10)
+    state = parts.first_state(own, task, history, numbers, *keys)
+    rows, starts = parts.owners(own, train)
+    first = jax.tree.leaves(state.params)[-1]
+    key = jax.random.key_data(state.key)
+    found = {"data": (rows, starts), "schedule": (schedule.client,), "init": (first,)}
+    found |= {"seed": (key, numbers["attackers"])}
+    return {name: [np.asarray(a).tolist() for a in own] for name, own in found.items()}
+
+
+@pytest.mark.parametrize("what", ["data", "schedule", "init"])
+def test_a_seed_of_its_own_governs_what_its_name_says_alone(what):
+    plain, moved = _draws(), _draws(f"--{what}_seed=1")
+    assert {name for name in plain if plain[name] != moved[name]} == {what}
+    held = _draws("--seed=1", f"--{what}_seed=0")
+    assert {name for name in plain if plain[name] == held[name]} == {what}
+    assert moved[what] == _draws("--seed=1")[what]  # unset it is --seed
+
+
+def test_a_data_seed_that_is_given_draws_held_out_and_synthetic_samples():
+    words = ["x", "--dataset=synthetic", "--model=logistic", "--server_lr=1", "--validation=0.1"]
+    own = [["--seed=0"], ["--seed=1"], ["--data_seed=1"], ["--data_seed=1", "--seed=1"]]
+    sources = [parts.source(run_flags.parse([*words, *seeds])) for seeds in own]
+    assert sources[0] == sources[1] != sources[2] == sources[3]
+    assert parts.source(run_flags.parse([*words[:4], "--data_seed=1"])) == (
+        *("synthetic", None, None), 1)  # fmt: skip
+    fixed, drawn = (parts.load(*sources[k]) for k in (0, 2))
+    np.testing.assert_array_equal(drawn.test["x"], synthetic(seed=1)[1]["x"])
+    assert fixed.test["x"].shape != drawn.test["x"].shape

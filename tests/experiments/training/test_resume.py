@@ -117,6 +117,7 @@ _SAME = "{}: expected the same settings, except ..., found "
     [
         (None, ["--alpha=0.3"], _SAME + "alpha 0.5 -> 0.3"),
         (None, ["--seed=1", "--num_clients=13"], _SAME + "num_clients 12 -> 13, seed 0 -> 1"),
+        (None, ["--init_seed=0"], _SAME + "init_seed None -> 0"),
         (None, ["--server=cc_fedadam"], _SAME + "server 'cc_fedams' -> 'cc_fedadam'"),
         (None, ["--rounds=5"], "--rounds: expected at least 6, the rounds done..., found 5"),
         (plan_another, [], "{}/schedule.npz: expected the 6 rounds done..., found others"),
