@@ -25,6 +25,7 @@ from pathlib import Path
 from .config import flag as flags
 from .config.command import command, help_of
 from .config.compare_flags import COMPARE, Options
+from .config.methods import PARTS
 from .config.run_flags import RUN
 
 # By the comparison; a target ends none of its trials.
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
     """Runs the command line `argv` and returns the exit code."""
     given = flags.read(argv, RUN, COMPARE)
     flags.refuse_useless("a sweep", given, RUN)
+    flags.refuse_useless("tuned trials", given, RUN)
     if given.values["out_dir"] is None:
         raise ValueError("--out_dir: expected a value, found none")
     for name in _TAKEN[:-2]:
@@ -45,7 +47,7 @@ def main(argv: list[str]) -> int:
     own = [
         name for name in RUN
         if name in given.names and name not in _TAKEN
-        and (name in given.written or not (RUN[name].varies or name == "normalise"))
+        and (name in given.written or name not in PARTS)
     ]  # fmt: skip
     words = [f"--{name}={given.values[name]}" for name in own]
     if given.values["validation"] is None:

@@ -33,6 +33,7 @@ def main(argv: list[str]) -> int:
     if len(given.words) > 1:
         raise ValueError(f"NAME: expected one name, found {' '.join(given.words)!r:.300}")
     flags.refuse_useless("a sweep", given, RUN)
+    flags.refuse_useless("tuned trials", given, RUN)
     (name,), options = given.words, flags.made(Options, given)
     if options.grid == "joint" and "eps" in given.names:
         raise ValueError(

@@ -30,9 +30,10 @@ def main(argv: list[str]) -> int:
     done = runner.run(given.trials, given.out_dir, given.memory, given.overwrite)
     folder, choices = Path(given.out_dir), selection.choices(done)
     results.write_table(folder / results.RESULTS, done)
-    results.write_summary(folder / results.SUMMARY, selection.as_json(choices))
-    for server, choice in choices.items():
-        print(f"best      {server}: {selection.line(choice)}")
+    summary = {"choices": selection.as_json(choices), "settings": selection.scores(done)}
+    results.write_summary(folder / results.SUMMARY, summary)
+    for contest, choice in choices.items():
+        print(f"best      {contest}: {selection.line(choice)}")
     print(f"results   {folder / results.RESULTS}")
     return runner.exit_code(done)
 

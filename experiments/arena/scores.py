@@ -25,23 +25,11 @@ def table(final: Sequence[Record], target: str | None) -> list[dict[str, str]]:
 def _row(method: str, own: list[Record], target: str | None) -> tuple[float, dict[str, str]]:
     varied = {n: v for n, v in own[0].varied.items() if n not in ("method", "seed")}
     row = {"method": method, **{name: "" for name in ("local_lr", "server_lr", "eps")}, **varied}
-    test = [selection.tail_mean(one, "test") for one in own]
-    held = [selection.tail_mean(one, "validation") for one in own]
-    row |= {"test": mean_and_error(test), "held out": mean_and_error(held)}
+    test, held = (selection.score(own, part) for part in ("test", "validation"))
+    row |= {"test": str(test), "held out": str(held)}
     if target is not None:
         row |= _to_target(own, target)
-    known = [score for score in test if score is not None]
-    return (sum(known) / len(known) if len(known) == len(own) else -math.inf), row
-
-
-def mean_and_error(values: Sequence[float | None]) -> str:
-    """Mean ± standard error of values; how many there are, where some are missing."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return f"{len(known)} of {len(values)} finished"
-    if len(known) < 2:
-        return f"{known[0]:.4f}"
-    return f"{np.mean(known):.4f} ± {np.std(known, ddof=1) / math.sqrt(len(known)):.4f}"
+    return (-math.inf if test.mean is None else test.mean), row
 
 
 def _to_target(own: list[Record], target: str) -> dict[str, str]:

@@ -41,7 +41,6 @@ class Flag(NamedTuple):
         section: its heading in `--help`.
         may_change: when it may differ at resuming: "never"; "in a run", because it changes no
             round, though perhaps rows; "always", because it changes no result.
-        varies: whether a sweep may vary it.
         no_use: place -> what to do there instead, for places without a use for the flag.
     """
 
@@ -50,7 +49,6 @@ class Flag(NamedTuple):
     help: str
     section: str
     may_change: Literal["never", "in a run", "always"] = "never"
-    varies: bool = False
     no_use: Mapping[str, str] = {}
 
 

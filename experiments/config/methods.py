@@ -80,6 +80,8 @@ FORMS = {
     ),
     "local": ("sgd(momentum=0)", "adam(rate)", "adamw(rate,weight_decay=0.0001)", "sam(rho=0.05)"),
 }
+# The flags that a method is made of.
+PARTS = ("method", "server", "server_lr", *HYPERPARAMETERS, "local_lr", "normalise", *FORMS)
 SEVERAL = ("upload",)  # flags of several values, one after the other
 # Rules that come with an aggregator of their own, or send nothing to be aggregated.
 OWN_AGGREGATE = ("fednova", "mimelite", "fedexp", "qfedavg")

@@ -14,7 +14,8 @@ _data = partial(flag, section="Data and model")
 _schedule = partial(flag, section="Schedule")
 _clients = partial(flag, section="Clients")
 _server = partial(flag, section="Server")
-_method = partial(flag, section="Method", varies=True)
+_method = partial(flag, section="Method")
+_exposed = partial(flag, section="Attack and privacy")
 _run = partial(flag, section="Run")
 _processes = partial(flag, section="Several processes", may_change="always")
 
@@ -43,6 +44,11 @@ class Config:
         "cnn",
         "model; cnn: NIID-Bench's, mcmahan_cnn: 28x28 images too, resnets: with GroupNorm, tags: "
         "for stackoverflow",
+    )
+    compute_dtype: str = _data(
+        one_of("float32", "bfloat16"),
+        "float32",
+        "dtype of the model's computation; parameters and state stay float32",
     )
     num_clients: int = _data(
         whole(1), 100, "clients of the training data; of stackoverflow so many are drawn"
@@ -88,15 +94,10 @@ class Config:
         no_use={"a schedule to make": "--show=PATH, which shows one"},
     )
 
-    local_lr: float = _clients(RATE, 0.01, "eta_l, step size of local SGD", varies=True)
+    local_lr: float = _clients(RATE, 0.01, "eta_l, step size of local SGD")
     batch_size: int = _clients(whole(1), 20, "rows of a local step")
     normalise: Literal["steps", "epochs", "none"] = _clients(
         one_of("steps", "epochs", "none"), "steps", "what a client divides its delta by"
-    )
-    compute_dtype: str = _clients(
-        one_of("float32", "bfloat16"),
-        "float32",
-        "dtype of the model's computation; parameters and state stay float32",
     )
     lanes: int | None = _clients(
         whole(1),
@@ -142,37 +143,34 @@ class Config:
     aggregate: str | None = _method(
         domain(FORMS["aggregate"]), None, "how uploads become one; unset: their mean"
     )
-    attack: str | None = _method(
-        domain(FORMS["attack"]), None, "of a share of the clients, drawn from the seed"
-    )
-    privacy: str | None = _method(
-        domain(FORMS["privacy"]), None, "clipped uploads, and noise on their sum, over m"
-    )
-    delta: float | None = _method(
-        flags.SHARE, None, "of --privacy: the rows have its epsilon; unset: none", varies=False
-    )
     local: str | None = _method(
         domain(FORMS["local"]),
         None,
         "the clients' optimiser; unset: SGD at --local_lr, as of sgd and sam",
     )
-    server: str = _server(one_of(*SERVERS), "cc_fedams", "server optimiser", varies=True)
+    attack: str | None = _exposed(
+        domain(FORMS["attack"]), None, "of a share of the clients, drawn from the seed"
+    )
+    privacy: str | None = _exposed(
+        domain(FORMS["privacy"]), None, "clipped uploads, and noise on their sum, over m"
+    )
+    delta: float | None = _exposed(
+        flags.SHARE, None, "of --privacy: the rows have its epsilon; unset: none"
+    )
+    server: str = _server(one_of(*SERVERS), "cc_fedams", "server optimiser")
     server_lr: float = _server(
         RATE,
         None,
-        "eta; required, except for cc_fedavg and methods that say it, where it is 1",
-        varies=True,
+        "eta; needed, but for cc_fedavg and methods that say 1",
     )
-    b1: float | None = _server(DECAY, 0.9, "beta, momentum", varies=True)
-    b2: float | None = _server(DECAY, 0.99, "gamma, decay of the second moment", varies=True)
-    eps: float | None = _server(RATE, 1e-3, "added to the root of the second moment", varies=True)
-    initial_accumulator: float | None = _server(
-        RATE, 0.0, "second moment before the first round", varies=True
-    )
+    b1: float | None = _server(DECAY, 0.9, "beta, momentum")
+    b2: float | None = _server(DECAY, 0.99, "gamma, decay of the second moment")
+    eps: float | None = _server(RATE, 1e-3, "added to the root of the second moment")
+    initial_accumulator: float | None = _server(RATE, 0.0, "second moment before the first round")
     smoothness: float | None = _server(
         POSITIVE,
         None,
-        "L of the theorem: with --gradient_bound its conditions are printed",
+        "L of the theorem, whose conditions are then printed",
         may_change="always",
         no_use=_OF_THE_THEOREM,
     )
@@ -184,10 +182,8 @@ class Config:
         no_use=_OF_THE_THEOREM,
     )
 
-    seed: int = _run(_SEED, 0, "of every draw without a seed of its own", varies=True)
-    data_seed: int | None = _run(
-        _SEED, None, "of the partition; given, of held-out samples and synthetic too"
-    )
+    seed: int = _run(_SEED, 0, "of every draw without a seed of its own")
+    data_seed: int | None = _run(_SEED, None, "of the partition; given, of held-out data too")
     init_seed: int | None = _run(_SEED, None, "of the first model")
     schedule_seed: int | None = _run(_SEED, None, "of the schedule")
     eval_every: int = _run(whole(1), 10, "rounds between evaluations", may_change="in a run")
@@ -207,7 +203,7 @@ class Config:
         may_change="always",
     )
     keep_checkpoints: int = _run(
-        whole(1), 2, "newest checkpoints kept, besides the best by test", may_change="always"
+        whole(1), 2, "newest checkpoints kept, besides the best", may_change="always"
     )
     out_dir: str | None = _run(
         UTF8_PATH,
@@ -221,7 +217,7 @@ class Config:
         "continue from the newest checkpoint in --out_dir; auto: where there is one, else start",
         may_change="always",
         no_use={
-            "a sweep": "the same command again, which continues the sweep",
+            "tuned trials": "the same command again, which continues them",
             "a schedule to make": "--overwrite, to make it anew",
         },
     )
@@ -283,7 +279,6 @@ class Config:
 
 
 RUN = flags.table(Config)
-SEEDS = ("seed", "data_seed", "init_seed", "schedule_seed")
 
 
 def parse(argv: list[str]) -> Config:
@@ -301,9 +296,3 @@ def resolve(given: flags.Given) -> Config:
     values = {name: given.values[name] for name in RUN}
     check_together(values, fill(values, given))
     return Config(**values)
-
-
-def free(*, a_run: bool) -> set[str]:
-    """The settings that may differ at resuming a run, or a sweep, whose rows must not change."""
-    kinds = ("always", "in a run") if a_run else ("always",)
-    return {name for name, one in RUN.items() if one.may_change in kinds}

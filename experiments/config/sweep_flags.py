@@ -1,16 +1,21 @@
 """The flags of a sweep: those of a run, and what to vary."""
 
+import contextlib
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+from urllib.parse import quote
 
 from . import flag as flags
 from .expression import split
 from .flag import PATH, POSITIVE, Given, flag
 from .run_flags import RUN, Config, resolve
+from .settings import DECIDING
 
 _MOST_TRIALS = 10_000
+_LONGEST = 240  # of a file's name, in characters
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,10 @@ class Options:
     """The flags of a sweep besides those of a run."""
 
     vary: str | None = flag(
-        PATH, None, "NAME=VALUE,VALUE,... for each flag to vary, separated by blanks", "Sweep"
+        PATH,
+        None,
+        "NAME=VALUE,VALUE,... for each flag to vary, separated by blanks; none: the flag unset",
+        "Sweep",
     )
     trial_memory: float | None = flag(
         POSITIVE,
@@ -63,9 +71,26 @@ class Sweep(NamedTuple):
     overwrite: bool
 
 
+@contextlib.contextmanager
+def named(varied: dict[str, str]) -> Iterator[None]:
+    """Names the trial with these values in a ValueError about its settings."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}, of the trial {name_of(varied)}") from None
+
+
 def name_of(varied: dict[str, str]) -> str:
     """The name of a trial, or of a setting, with these values."""
     return " ".join(f"{name}={value}" for name, value in varied.items())
+
+
+def file_of(name: str) -> str:
+    """The name of a trial as that of a file, without its ending: no path, and no blanks."""
+    file = quote(name.replace(" ", ","), safe="=,()+")
+    if len(file) > _LONGEST:
+        raise ValueError(f"--vary: expected names of at most {_LONGEST} characters, found {name!r}")
+    return file
 
 
 def parse_sweep(argv: list[str]) -> Sweep:
@@ -80,13 +105,8 @@ def parse_sweep(argv: list[str]) -> Sweep:
         if given.values[name] is None:
             raise ValueError(f"--{name}: expected a value, found none")
     flags.refuse_useless("a sweep", given, RUN)
-    trials = {}
-    for varied in _combinations(given.values["vary"]):
-        words = [f"--{name}={value}" for name, value in varied.items()]
-        own = flags.read([argv[0], *words], {name: RUN[name] for name in varied})
-        names, written = given.names | own.names, given.written | own.written
-        both = Given(given.values | own.values, names, [], written)
-        trials[name_of(varied)] = Trial(varied, replace(resolve(both), out_dir=None))
+    every = [_trial(given, varied) for varied in _combinations(given.values["vary"])]
+    trials = {name_of(trial.varied): trial for trial in every}
     _check_different(trials)
     memory = given.values["trial_memory"]
     return Sweep(
@@ -95,6 +115,17 @@ def parse_sweep(argv: list[str]) -> Sweep:
         None if memory is None else memory * 1e6,
         given.values["overwrite"],
     )
+
+
+def _trial(given: Given, varied: dict[str, str]) -> Trial:
+    """The trial with these values of flags and, for all others, those that are given."""
+    unset = {n for n, value in varied.items() if value == "none" and RUN[n].default is None}
+    words = [f"--{name}={value}" for name, value in varied.items() if name not in unset]
+    own = flags.read(["", *words], {name: RUN[name] for name in varied})
+    names, written = (now - unset | own.names for now in (given.names, given.written))
+    with named(varied):
+        config = resolve(Given(given.values | own.values, names, [], written))
+    return Trial(varied, replace(config, out_dir=None))
 
 
 def _check_different(trials: Trials) -> None:
@@ -111,14 +142,18 @@ def _check_different(trials: Trials) -> None:
 def _combinations(vary: str) -> list[dict[str, str]]:
     """Every choice of one value for each name; the last name varies fastest."""
     axes: dict[str, list[str]] = {}
-    known = [name for name, one in RUN.items() if one.varies]
     for word in split(vary, " \t\n"):
         name, _, listed = word.partition("=")
         values = listed.split(",") if "(" not in listed else split(listed, ",")
-        if name not in known or not all(values) or len({*values}) < len(values) or name in axes:
+        if not all(values) or len({*values}) < len(values) or name in axes:
             raise ValueError(
                 "--vary: expected NAME=VALUE,VALUE,... once for a name, with different values, "
-                f"NAME one of {', '.join(known)}, found {word!r:.300}"
+                f"found {word!r:.300}"
+            )
+        if name not in DECIDING:
+            near = flags.nearest(name, DECIDING)
+            raise ValueError(
+                f"--vary: expected a flag that changes a result, found {word!r:.300}{near}"
             )
         axes[name] = values
     count = math.prod(map(len, axes.values()))

@@ -50,7 +50,7 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: s
         "command": command,
         "environment": run_config.environment(),
         "choices": selection.as_json(choices),
-        "final": selection.finals(final),
+        "final": selection.scores(final),
         "verdicts": verdicts,
     }
     results.write_summary(folder / results.SUMMARY, summary)

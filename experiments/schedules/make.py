@@ -15,7 +15,7 @@ from ..config.flag_rules import dataset_of
 from ..config.run_flags import Config
 from ..config.schedule_flags import Options, Request
 from ..figures import canvas, schedule_figure
-from ..training import parts, tasks
+from ..training import parts, run_schedule, tasks
 from . import worlds
 from .describe import describe
 
@@ -132,11 +132,11 @@ def world(config: Config, options: Options) -> Made:
 def _cohorts(options: Options, config: Config, available: Availability | None) -> ccfl.Schedule:
     """The paper's rule, with `rounds` of the available clients; round t ends at (t + 1) seconds."""
     if available is None:
-        return parts.drawn_schedule(config)
+        return run_schedule.drawn_schedule(config)
     seconds = options.round_seconds
     masks = availability.masks(available, config.seed_of("schedule"), config.rounds, seconds)
     time = seconds * np.arange(1.0, config.rounds + 1)
-    return parts.drawn_schedule(config, masks).replace(time=time)
+    return run_schedule.drawn_schedule(config, masks).replace(time=time)
 
 
 def main_labels(labels: np.ndarray, starts: np.ndarray, num_labels: int) -> np.ndarray:

@@ -13,9 +13,10 @@ from ccfl_jax.runs import metrics, run_config
 from ccfl_jax.runs.metrics import Row
 from ccfl_jax.runs.provenance import PROVENANCE
 
-from ..config.methods import METHODS
-from ..config.run_flags import RUN, Config, free
-from ..config.sweep_flags import Trial, Trials, name_of
+from ..config import methods
+from ..config.run_flags import RUN, Config
+from ..config.settings import PROBLEM, SEEDS, free
+from ..config.sweep_flags import Trial, Trials, file_of, name_of
 from . import tables
 from .trial_checkpoints import UNDERWAY
 
@@ -47,8 +48,14 @@ class Record(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """The name of its setting: its varied flags without the seed."""
-        return name_of({n: v for n, v in self.varied.items() if n != "seed"}) or "all"
+        """The name of its setting: its varied flags without the seeds."""
+        return name_of({n: v for n, v in self.varied.items() if n not in SEEDS}) or "all"
+
+    @property
+    def contest(self) -> str:
+        """What its setting is chosen for: its method and, if that is varied, the problem."""
+        problem = name_of({n: v for n, v in self.varied.items() if n in PROBLEM})
+        return f"{methods.name_of(self.config)} {problem}".strip()
 
     @property
     def score(self) -> str:
@@ -118,12 +125,24 @@ def read(folder: str | os.PathLike, trials: Trials) -> dict[str, Record]:
 
 
 def _check_of_one_sweep(folder: str | os.PathLike, trials: Trials) -> None:
-    """Raises ValueError for a trial in the folder with other settings than `--vary` can vary."""
-    common = asdict(next(iter(trials.values())).config)
-    others = {name for name, one in RUN.items() if one.varies} | free(a_run=False)
-    others |= {name for own in METHODS.values() for name in own}
-    for path in sorted((Path(folder) / TRIALS).glob("*.json")):
-        run_config.check_same(path, _read(path).config, common, others)
+    """Raises ValueError for another trial in the folder that differs in more than what is varied.
+
+    With what is varied may differ what follows from it: the parts of a method, work that is fixed,
+    and flags that one of both does not use.
+    """
+    first = next(iter(trials.values()))
+    common = asdict(first.config)
+    for one, path in ((_read(path), path) for path in _files(folder)):
+        others = {*first.varied, *one.varied}
+        others |= {*methods.PARTS} if others & {"method", "server"} else set()
+        others |= {"randomness"} if "work" in others else set()
+        unused = {
+            name
+            for name, flag in RUN.items()
+            if flag.default is not None and None in (common[name], one.config.get(name))
+        }
+        if one.name not in trials:
+            run_config.check_same(path, one.config, common, others | unused | free(a_run=False))
 
 
 def read_all(folder: str | os.PathLike) -> list[Record]:
@@ -132,7 +151,11 @@ def read_all(folder: str | os.PathLike) -> list[Record]:
     Raises:
         ValueError: for a file that is no record.
     """
-    return [_read(path) for path in sorted((Path(folder) / TRIALS).glob("*.json"))]
+    return [_read(path) for path in _files(folder)]
+
+
+def _files(folder: str | os.PathLike) -> list[Path]:
+    return sorted((Path(folder) / TRIALS).glob("*.json"))
 
 
 def _read(path: Path) -> Record:
@@ -210,12 +233,13 @@ def write_table(
 ) -> None:
     """Writes every evaluation of every trial as one CSV line, numbers with six digits.
 
-    Missing values are empty. `stages`: a word for each record, for a first column.
+    A column for each flag that varies; missing values are empty. `stages`: a word for each record,
+    for a first column.
     """
-    rows = []
+    rows, varied = [], dict.fromkeys(name for one in records for name in one.varied)
     for k, one in enumerate(records):
         stage = {"stage": stages[k]} if stages else {}
-        head = {**stage, "trial": one.name, "status": one.status}
+        head = {**stage, "trial": one.name, "status": one.status, **varied, **one.varied}
         rows += [{**head, **row} for row in one.rows or [{}]]
     replace_file(Path(path), tables.as_csv(rows))
 
@@ -234,7 +258,4 @@ def line(one: Record) -> str:
 
 
 def _path(folder: str | os.PathLike, name: str) -> Path:
-    file = name.replace(" ", ",") + ".json"
-    if Path(file).name != file:
-        raise ValueError(f"trial {name!r}: expected a name for a file in {TRIALS}, found a path")
-    return Path(folder) / TRIALS / file
+    return Path(folder) / TRIALS / f"{file_of(name)}.json"

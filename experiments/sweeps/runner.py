@@ -17,8 +17,8 @@ from ccfl_jax.runs.train_loop import Progress, Watch
 from ..config import output
 from ..config.command import DIVERGED, DONE, ERRORS, FAILED, Stopped
 from ..config.run_flags import Config
-from ..config.sweep_flags import Trial, Trials
-from ..training import devices, intervals, journal, method, parts
+from ..config.sweep_flags import Trial, Trials, named
+from ..training import devices, intervals, journal, method, parts, run_schedule
 from ..training.journal import Journal
 from ..training.signals import on_signals
 from . import results, trial_checkpoints, trial_group
@@ -33,8 +33,8 @@ class _Sweep(NamedTuple):
         folder: of the sweep.
         begun: the names of unfinished trials, as they trained together.
         task_data: `task_data(source, model, compute_dtype)`: a `TaskData`, cached.
-        history: the length of each trial's history.
-        schedule: `schedule(config)`: of a trial; made once for a seed.
+        schedule: `schedule(config)`: of a trial, and the length of its history; made once for
+            `trial_group.data_settings`.
         memory: bytes of a device for trials that train together, or None.
         watch: of the training loop.
     """
@@ -42,8 +42,7 @@ class _Sweep(NamedTuple):
     folder: Path
     begun: list[list[str]]
     task_data: Callable[..., trial_group.TaskData]
-    history: int
-    schedule: Callable[[Config], ccfl.Schedule]
+    schedule: Callable[[Config], tuple[ccfl.Schedule, int]]
     memory: float | None
     watch: Watch
 
@@ -75,8 +74,9 @@ def run(
     """
     configs = [trial.config for trial in trials.values()]
     mesh = devices.start(configs[0])
-    for config in configs:
-        method.check(config)
+    for trial in trials.values():
+        with named(trial.varied):
+            method.check(trial.config)
     # The last few are kept, for methods with the same task.
     task_data = functools.lru_cache(maxsize=4)(functools.partial(trial_group.task_data, mesh))
     lock = journal.lock(folder)
@@ -103,24 +103,26 @@ def _run(
     begun = trial_checkpoints.groups(folder, digests)
     going = f", {sum(map(len, begun))} unfinished" if begun else ""
     print(f"sweep     {folder}: {len(trials)} trials, {len(done)} of them done before{going}")
-    configs = [trial.config for trial in trials.values()]
-    history, schedule = _schedules(configs)
-    found = _provenance(configs, task_data, schedule)
-    provenance.check(folder, found, configs[0].accepted)
+    schedule, config = _schedules(trials), next(iter(trials.values())).config
+    found = _provenance(trials, task_data, schedule)
+    provenance.check(folder, found, config.accepted)
     if not left:
         return [done[name] for name in trials]
     provenance.write(folder, found)
     minutes = intervals.Minutes()
 
     def is_due(done: int, over: bool) -> bool:
-        return not over and minutes.is_checkpoint(configs[0], done)
+        return not over and minutes.is_checkpoint(config, done)
 
     total = sum(one.config.rounds for one in left.values())
-    with train_loop.progress_bar(total, shown=configs[0].progress) as bar:
+    with train_loop.progress_bar(total, shown=config.progress) as bar:
         watch = Watch(stop_requested, is_due, bar, lambda progress: None)
-        sweep = _Sweep(folder, begun, task_data, history, schedule, memory, watch)
-        for members in _alike(left):
-            for one in _train_alike(members, sweep):
+        sweep = _Sweep(folder, begun, task_data, schedule, memory, watch)
+        for members in _alike(trials):
+            # Of all of them, so that unfinished ones are resumed with the same length.
+            history = max(schedule(trial.config)[1] for trial in members.values())
+            own = {name: trial for name, trial in members.items() if name in left}
+            for one in _train_alike(own, history, sweep):
                 results.write(folder, one)
                 done[one.name] = one
                 output.say(f"trial     {results.line(one)}")
@@ -128,22 +130,25 @@ def _run(
 
 
 def _provenance(
-    configs: list[Config],
+    trials: Trials,
     task_data: Callable,
-    schedule: Callable[[Config], ccfl.Schedule],
+    schedule: Callable[[Config], tuple[ccfl.Schedule, int]],
 ) -> dict[str, str]:
     """The provenance of all trials.
 
     Data that cannot be read or dealt out are a failure of their trials, unless all share them.
     """
-    found = provenance.of_process()
+    found, configs = provenance.of_process(), [trial.config for trial in trials.values()]
     if len({parts.source(config) for config in configs}) == 1:
         task_data(*_source_of(configs[0]))  # no trial can be trained without data
-    for config in {trial_group.data_settings(one): one for one in configs}.values():
+    for trial in {trial_group.data_settings(one.config): one for one in trials.values()}.values():
+        config = trial.config
+        of = "".join(f"{n}={v}," for n, v in trial.varied.items() if n in trial_group.DATA)
         with contextlib.suppress(*ERRORS):
             data = task_data(*_source_of(config))
-            found |= data.digests | parts.client_digest(config, data.owners(config))
-        found[f"schedule[seed={config.seed}]"] = schedule(config).digest()
+            found |= data.digests | parts.client_digest(config, data.owners(config), of)
+        seed = config.seed_of("schedule")
+        found[f"schedule[{of}seed={seed}]"] = schedule(config)[0].digest()
     return found
 
 
@@ -151,15 +156,13 @@ def _source_of(config: Config) -> tuple:
     return parts.source(config), config.model, config.compute_dtype
 
 
-def _schedules(configs: list[Config]) -> tuple[int, Callable[[Config], ccfl.Schedule]]:
-    """The length of history that all trials need, and `schedule(config)` of a trial.
-
-    That of all trials, so that unfinished ones are resumed with the same length.
-    """
-    made = functools.cache(parts.schedule)
-    different = {trial_group.data_settings(config) for config in configs}
-    history = max(made(settings)[1] for settings in different)
-    return history, lambda config: made(trial_group.data_settings(config))[0]
+def _schedules(trials: Trials) -> Callable[[Config], tuple[ccfl.Schedule, int]]:
+    """`schedule(config)` of a trial; those of all trials are made."""
+    made = functools.cache(run_schedule.schedule)
+    for trial in trials.values():
+        with named(trial.varied):
+            made(trial_group.data_settings(trial.config))
+    return lambda config: made(trial_group.data_settings(config))
 
 
 def _alike(trials: Trials) -> list[Trials]:
@@ -170,12 +173,14 @@ def _alike(trials: Trials) -> list[Trials]:
     return [*found.values()]
 
 
-def _train_alike(members: Trials, sweep: _Sweep) -> Iterator[Record]:
+def _train_alike(members: Trials, history: int, sweep: _Sweep) -> Iterator[Record]:
     """Trains trials that share a program, as many together as devices and memory allow."""
+    if not members:
+        return
     first = next(iter(members.values())).config
     try:
         task_data = sweep.task_data(*_source_of(first))
-        group = trial_group.group(first, sweep.history, sweep.schedule, task_data)
+        group = trial_group.group(first, history, lambda c: sweep.schedule(c)[0], task_data)
     except ERRORS as error:
         yield from (results.failed(trial, error) for trial in members.values())
         return

@@ -1,12 +1,17 @@
-"""Selection: the setting chosen for each method of a sweep.
+"""Selection: the setting chosen for each method of a sweep, in each problem that it has.
 
-By the score of the held-out samples, with `--validation`, else by that of training.
+By the score of the held-out samples, with `--validation`, else by that of training. What makes a
+method is chosen (the flags of clients, method and server); data, model, schedule, attack and
+privacy are the problem, of which an easier one is no better setting.
 """
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..config.methods import name_of
+from ..config.settings import PROBLEM, SEEDS
 from .results import Record
 
 PartName = Literal["train", "test", "validation"]
@@ -38,8 +43,38 @@ class Choice(NamedTuple):
     on_edge: list[str] | None = None
 
 
+class Mean(NamedTuple):
+    """The mean of the scores of several seeds.
+
+    Attributes:
+        mean: None where a seed has no score.
+        standard_error: of it; None of fewer than two scores.
+        of_seeds: the scores.
+    """
+
+    mean: float | None
+    standard_error: float | None
+    of_seeds: list[float | None]
+
+    def __str__(self) -> str:
+        known = [value for value in self.of_seeds if value is not None]
+        if self.mean is None:
+            return f"{len(known)} of {len(self.of_seeds)} finished"
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.4f}"
+        return f"{self.mean:.4f}{error}"
+
+
+def mean_and_error(values: Sequence[float | None]) -> Mean:
+    """The mean of values, None for a missing one, and its standard error: s / sqrt(n)."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return Mean(None, None, [*values])
+    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    return Mean(statistics.fmean(known), error, [*values])
+
+
 def settings(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records by setting; those of one differ in the seed alone."""
+    """The records by setting; those of one differ in their seeds alone."""
     found: dict[str, list[Record]] = {}
     for one in records:
         found.setdefault(one.setting, []).append(one)
@@ -72,7 +107,7 @@ def best(records: Sequence[Record], part: PartName | None = None) -> str | None:
     is that of the held-out samples or, where some trial has none, of training.
     """
     part = part or _choosing(records)
-    means = {name: _mean_over_seeds(members, part) for name, members in settings(records).items()}
+    means = {name: score(members, part).mean for name, members in settings(records).items()}
     scored = {name: mean for name, mean in means.items() if mean is not None}
     return max(scored, key=lambda name: scored[name], default=None)
 
@@ -83,21 +118,21 @@ def _choosing(records: Sequence[Record]) -> PartName:
 
 
 def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records of each method."""
+    """The records of each method; where the problem is varied, of each method in each problem."""
     found: dict[str, list[Record]] = {}
     for one in records:
-        found.setdefault(name_of(one.config), []).append(one)
+        found.setdefault(one.contest, []).append(one)
     return found
 
 
 def choices(records: Sequence[Record]) -> dict[str, Choice]:
-    """The choice for each method."""
+    """The choice for each of `by_method`."""
     return {method: _choice(members) for method, members in by_method(records).items()}
 
 
 def on_edge(chosen: Mapping[str, str], tried: Sequence[Mapping[str, str]]) -> list[str]:
     """The rates, and eps, of a setting that are the smallest or largest tried of its method."""
-    edges, kind = [], {n: v for n, v in chosen.items() if n in ("server", "method")}
+    edges, kind = [], {n: v for n, v in chosen.items() if n in ("server", "method", *PROBLEM)}
     tried = [one for one in tried if kind.items() <= one.items()]
     for rate in ("server_lr", "local_lr", "eps"):
         values = {float(one[rate]) for one in tried if rate in one}
@@ -112,19 +147,19 @@ def _choice(members: Sequence[Record]) -> Choice:
     varied = trials[0].varied if trials else {}
     return Choice(
         chosen=chosen,
-        varied={name: value for name, value in varied.items() if name != "seed"},
-        train=_mean_over_seeds(trials, "train"),
-        validation=_mean_over_seeds(trials, part) if part == "validation" else None,
-        test=_mean_over_seeds(trials, "test"),
+        varied={name: value for name, value in varied.items() if name not in SEEDS},
+        train=score(trials, "train").mean,
+        validation=score(trials, part).mean if part == "validation" else None,
+        test=score(trials, "test").mean,
         by_test=best(members, "test"),
         diverged=sum(one.status == "diverged" for one in members),
         failed=sum(one.status == "failed" for one in members),
     )
 
 
-def _mean_over_seeds(members: Sequence[Record], part: PartName) -> float | None:
-    means = [tail_mean(one, part) for one in members]
-    return None if None in means or not means else sum(means) / len(means)
+def score(members: Sequence[Record], part: PartName) -> Mean:
+    """The score of a setting in the last fifth of the rounds, over its seeds."""
+    return mean_and_error([tail_mean(one, part) for one in members])
 
 
 def as_json(choices: Mapping[str, Choice]) -> dict[str, dict[str, Any]]:
@@ -148,10 +183,13 @@ def line(choice: Choice) -> str:
     return f"{choice.chosen}, train {choice.train:.4f}, {held}test {choice.test:.4f}{other}"
 
 
-def finals(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """setting -> the scores of its seeds in the last fifth of the rounds, training and test."""
+def scores(records: Sequence[Record]) -> dict[str, dict[str, dict[str, Any]]]:
+    """setting -> "train", "test" and, of held-out samples, "validation" -> `Mean`, as JSON."""
     return {
-        name: {part: [tail_mean(one, part) for one in members] for part in ("train", "test")}
+        name: {
+            part: score(members, part)._asdict()
+            for part in dict.fromkeys(("train", _choosing(members), "test"))
+        }
         for name, members in settings(records).items()
     }
 

@@ -1,6 +1,5 @@
 """Summaries: a row for a finished run and for every setting of a sweep."""
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from ccfl_jax.runs import metrics, run_config
 from ccfl_jax.runs.metrics import Row
 
 from ..config.methods import name_of
+from ..config.settings import SEEDS
 from . import results, selection
 from .lines import is_sweep
 from .results import Record
@@ -18,8 +18,8 @@ from .results import Record
 def of_folder(folder: str | Path) -> list[dict[str, Any]]:
     """Method, rate, last test score and speed: of a run, or of each setting of a sweep.
 
-    The score of a setting is the mean over its seeds, followed by the sample standard deviation for
-    several; speed is without compilation, for a trial by its share of the time.
+    The score of a setting is the mean over its seeds ± its standard error; speed is without
+    compilation, for a trial by its share of the time.
 
     Raises:
         OSError, ValueError: if `folder` holds no run with at least one round, and no sweep.
@@ -58,7 +58,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
 def _of_setting(members: Sequence[Record]) -> dict[str, Any]:
     config = members[0].config
     own = {"method": name_of(config), "server_lr": f"{config['server_lr']:g}"}
-    named = ("server", "method", "server_lr", "seed")
+    named = ("server", "method", "server_lr", *SEEDS)
     others = {n: v for n, v in members[0].varied.items() if n not in named}
     rows = [one.rows[-1] for one in members if one.rows]
     if len(rows) < len(members):
@@ -73,8 +73,7 @@ def _result(rows: Sequence[Row]) -> dict[str, str]:
     if None in values or any(row.get("diverged") for row in rows):
         score = "diverged"
     else:
-        score = f"{statistics.fmean(values):.3f}"
-        score += f" ({statistics.stdev(values):.3f})" if len(values) > 1 else ""
+        score = str(selection.mean_and_error(values))
     seconds = sum(row["seconds"] for row in rows) or float("nan")
     return {
         "rounds": str(last["round"]),

@@ -13,6 +13,8 @@ from pathlib import Path
 from ccfl_jax.checks import one_line
 from ccfl_jax.io.files import as_json, replace_file
 
+from ..config.sweep_flags import file_of
+
 UNDERWAY, _LIST = "underway", "trials.json"
 
 
@@ -41,7 +43,7 @@ def place(folder: str | os.PathLike, digests: Mapping[str, str]) -> Path:
     for path in _lists(folder):
         if digests.keys() <= _read(path).keys():
             return path.parent
-    path = Path(folder) / UNDERWAY / next(iter(digests)).replace(" ", ",")
+    path = Path(folder) / UNDERWAY / file_of(next(iter(digests)))
     path.mkdir(parents=True, exist_ok=True)
     replace_file(path / _LIST, json.dumps(dict(digests)) + "\n")
     return path

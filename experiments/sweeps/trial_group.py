@@ -1,4 +1,7 @@
-"""Trials that differ in rates and seed alone: one program trains and evaluates them together."""
+"""Trials that differ in what a program takes as arguments: it trains and evaluates them together.
+
+Those are the numbers of their methods, the rows of their clients, their schedules and seeds.
+"""
 
 import dataclasses
 import functools
@@ -17,8 +20,16 @@ from ccfl_jax.engine import load_balancing
 from ccfl_jax.runs import metrics, train_loop
 from ccfl_jax.runs.train_loop import Part, Program, Progress
 
+from ..config.methods import PARTS
 from ..config.run_flags import RUN, Config
+from ..config.settings import SEEDS
 from ..training import devices, intervals, method, parts, privacy, tasks
+
+# The settings that change no more than the arguments of a program, or are in `method.program`.
+_ARRAYS = ("partition", "alpha", "local_epochs", "local_steps", "randomness", "work")
+ARGUMENTS = {*PARTS, *_ARRAYS, *SEEDS} - {"normalise"}
+# Those that clients and schedule depend on, besides the seeds.
+DATA = {n for n, one in RUN.items() if one.section in ("Data and model", "Schedule")}
 
 
 class TaskData(NamedTuple):
@@ -27,7 +38,8 @@ class TaskData(NamedTuple):
     Attributes:
         task: the learning problem.
         num_classes: of its labels.
-        owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for a seed.
+        owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for
+            `data_settings`.
         digests: the data's provenance, as `parts.data_digests`.
         data: "x" and "y" of the training samples, on every device.
         scored: "x" and "y" of the test set and, where samples are held out, of those.
@@ -49,7 +61,7 @@ class Group(NamedTuple):
     Attributes:
         config: that of one of them.
         history: the length of each one's history.
-        schedule: `schedule(config)`: the schedule of a trial; made once for a seed.
+        schedule: `schedule(config)`: the schedule of a trial; made once for `data_settings`.
         round_at: `parts.round_at`; one object, so that it is compiled once.
         first_states: `first_states(numbers, keys, init_keys)`, all `[trials]`: the states before
             round 0.
@@ -67,13 +79,14 @@ class Group(NamedTuple):
 def shared(config: Config) -> tuple:
     """The settings that trials of one program have in common, hashable."""
     every = dataclasses.asdict(config)
-    same = tuple((n, v) for n, v in every.items() if not RUN[n].varies)
-    return (*same, *method.program(config), parts.source(config))
+    same = tuple((n, v) for n, v in every.items() if n not in ARGUMENTS)
+    return (*same, config.work_unit, *method.program(config), parts.source(config))
 
 
 def data_settings(config: Config) -> Config:
     """The settings that clients and schedule depend on; the others are None."""
-    others = {name: None for name, one in RUN.items() if one.varies and name != "seed"}
+    others = dict.fromkeys(RUN.keys() - DATA - {"batch_size"})
+    others |= {f"{what}_seed": config.seed_of(what) for what in ("data", "schedule")}
     return dataclasses.replace(config, **others)
 
 
@@ -143,7 +156,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
     places = np.minimum(np.arange(len(configs) + -len(configs) % mesh.size), len(configs) - 1)
     filled = [configs[k] for k in places]
     numbers = _numbers(filled)
-    alike = len({config.seed for config in configs}) == 1
+    alike = len({data_settings(config) for config in configs}) == 1
     schedules = [group.schedule(config) for config in (filled[:1] if alike else filled)]
     lists = zip(*map(group.task_data.owners, filled[:1] if alike else filled), strict=True)
     lists = [jnp.asarray(a[0] if alike else np.stack(a), jnp.int32) for a in lists]

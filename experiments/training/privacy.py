@@ -4,7 +4,8 @@ import ccfl_jax as ccfl
 from ccfl_jax import systems
 
 from ..config.methods import named
-from ..config.run_flags import Config, free
+from ..config.run_flags import Config
+from ..config.settings import free
 
 _TREE = "dp_ftrl"  # whose noise is a tree of all rounds
 

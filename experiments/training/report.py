@@ -9,7 +9,8 @@ from ccfl_jax.runs import metrics, targets
 from ccfl_jax.runs.metrics import Row
 
 from ..config.methods import FORMS, SERVERS
-from ..config.run_flags import SEEDS, Config
+from ..config.run_flags import Config
+from ..config.settings import SEEDS
 from . import intervals, theorem_report
 from .run_setup import Job
 

@@ -19,8 +19,9 @@ from ccfl_jax.runs import metrics, provenance, run_config, train_loop
 from ccfl_jax.runs.train_loop import Part, Program, Progress
 
 from ..config.flag_rules import dataset_of
-from ..config.run_flags import Config, free
-from . import devices, intervals, journal, method, parts, privacy, tasks
+from ..config.run_flags import Config
+from ..config.settings import free
+from . import devices, intervals, journal, method, parts, privacy, run_schedule, tasks
 from .journal import Journal
 
 # What a start writes; with the settings, written last, the run can be resumed.
@@ -121,7 +122,7 @@ def close(job: Job) -> None:
 
 
 def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
-    schedule, history = parts.schedule(config)
+    schedule, history = run_schedule.schedule(config)
     train, validation, test, left_out, classes = parts.load(*parts.source(config))
     owners = parts.owners(config, train)
     task = tasks.task_of(config.dataset, config.model, config.compute_dtype, train, classes)

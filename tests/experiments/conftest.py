@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from experiments.config.run_flags import RUN
+from experiments.config.settings import DECIDING
+from experiments.sweeps import trial_group
 from experiments.training import method, parts, tasks
 
-_PROGRAM = [n for n, one in RUN.items() if one.may_change == "never" and not one.varies]
+_PROGRAM = [n for n in DECIDING if n not in trial_group.ARGUMENTS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,7 +21,10 @@ def shared_programs(quickly_compiled):
         return kept.setdefault(key, task_of(dataset, model, dtype, train, classes))
 
     def round_once(config, task, classes, mesh):
-        own = *method.program(config), *(getattr(config, n) for n in (*_PROGRAM, "lanes"))
+        own = (
+            *method.program(config),
+            *(getattr(config, n) for n in (*_PROGRAM, "work_unit", "lanes")),
+        )
         key = *own, task, classes, mesh
         return kept.setdefault(key, round_at(config, task, classes, mesh))
 

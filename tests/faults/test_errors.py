@@ -208,6 +208,7 @@ def messages():
 READERS = {"idx", "sqlite", "stackoverflow", "npz", "files", "parsers"}
 FROM_ELSEWHERE = {
     "{}": "a message that a function makes",
+    "{}, of the trial {}": "the message about the settings of a trial",
     "{}: {}": "the reader's message behind the file's name",
     "client {}: {}": "the same behind the client's name",
     "--{}: {}": "the message of a function that a flag names",

@@ -161,7 +161,7 @@ def read_trial(folder):
     for name, one in results.read(folder, {"server_lr=0.5": TRIAL}).items():
         assert name == one.name and one.status in ("finished", "diverged")
         # What a sweep and a reproduction do with it.
-        assert results.line(one) and selection.choices([one]) and selection.finals([one])
+        assert results.line(one) and selection.choices([one]) and selection.scores([one])
 
 
 def read_table(folder):

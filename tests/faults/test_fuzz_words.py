@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from experiments import reproduce
 from experiments.config import flag, run_flags, schedule_flags, sweep_flags
 from experiments.config.run_flags import RUN
+from experiments.config.settings import DECIDING
 from experiments.paper import reproduction
 from experiments.sweeps import results
 
@@ -65,7 +66,7 @@ def varied(name):
 
 
 SWEEP = ["--server_lr=1", "--out_dir=x"]
-NAMES = st.sampled_from([name for name, one in RUN.items() if one.varies])
+NAMES = st.sampled_from(DECIDING)
 VARY = st.lists(NAMES, max_size=3, unique=True).flatmap(
     lambda names: st.tuples(*map(varied, names)).map(" ".join)
 )

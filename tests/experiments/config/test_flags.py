@@ -12,7 +12,7 @@ from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.data import NUM_CLASSES
-from experiments.config import flag, flag_rules, methods, run_flags
+from experiments.config import flag, flag_rules, methods, run_flags, settings
 from experiments.config.run_flags import RUN
 
 ROOT = Path(__file__).parents[3]
@@ -222,9 +222,17 @@ _ALWAYS = {
 
 
 def test_what_may_change_and_what_a_sweep_may_vary():
-    assert run_flags.free(a_run=False) == _ALWAYS
+    assert settings.free(a_run=False) == _ALWAYS
     own = {"rounds", "eval_every", "max_rejected", "target"}
-    assert run_flags.free(a_run=True) == _ALWAYS | own
-    varied = {"local_lr", "seed", "server", "server_lr", "method", *methods.FORMS}
-    varied |= {*methods.HYPERPARAMETERS}
-    assert {name for name, one in RUN.items() if one.varies} == varied
+    assert settings.free(a_run=True) == _ALWAYS | own
+    assert {*RUN} - _ALWAYS == {*settings.DECIDING}
+
+
+def test_what_is_of_a_method_and_what_of_its_problem():
+    """A larger alpha, more rounds or no attack are an easier problem, and no better setting."""
+    seeds = {"seed", "data_seed", "init_seed", "schedule_seed"}
+    own = {"method", "rule", "upload", "weights", "aggregate", "local", "server", "server_lr"}
+    own |= {*methods.HYPERPARAMETERS, "local_lr", "batch_size", "normalise"}
+    assert {*settings.SEEDS} == seeds
+    assert {*settings.DECIDING} - {*settings.PROBLEM} == own | seeds
+    assert {"alpha", "model", "rounds", "max_delay", "attack", "privacy"} < {*settings.PROBLEM}

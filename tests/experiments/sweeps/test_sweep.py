@@ -15,7 +15,7 @@ from experiments.config import run_flags
 from experiments.config.sweep_flags import parse_sweep
 from experiments.figures import curves
 from experiments.sweeps import results, trial_group
-from experiments.training import devices, parts, run
+from experiments.training import devices, parts, run, run_schedule
 
 _BASE = [*SMALL, "--rounds=6", "--eval_every=4", "--devices=2", "--compilation_cache=off"]
 _VARY = "--vary=server=cc_fedsgd,cc_fedams server_lr=0.1,1,1e20 seed=0,1"
@@ -29,9 +29,9 @@ def _files(folder):
     return {path.name: path.read_bytes() for path in (folder / results.TRIALS).iterdir()}
 
 
-def _clocked(config, plain=parts.schedule):
+def _clocked(config, plain=run_schedule.schedule):
     """The paper's schedule with a clock, empty slots and slots without work; another one a seed."""
-    (made, history), rng = plain(config), np.random.default_rng(config.seed)
+    (made, history), rng = plain(config), np.random.default_rng(config.seed_of("schedule"))
     present, work = (rng.random((2, 50, 3)) < 0.7)[:, : config.rounds]
     time = np.cumsum(rng.exponential(60.0, 50))[: config.rounds]
     return made.replace(present=present, work=made.work * work, time=time), history
@@ -39,7 +39,7 @@ def _clocked(config, plain=parts.schedule):
 
 @pytest.fixture(autouse=True)
 def clocked(monkeypatch):
-    monkeypatch.setattr(parts, "schedule", _clocked)
+    monkeypatch.setattr(run_schedule, "schedule", _clocked)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def swept(tmp_path_factory):
         return counted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "schedule", _clocked)
+        patch.setattr(run_schedule, "schedule", _clocked)
         patch.setattr(parts, "round_at", round_at)
         assert sweep.main(_args(folder, _VARY)) == 3  # trials at rate 1e20 diverge
     return folder, traced, results.read(folder, parse_sweep(_args(folder, _VARY)).trials)
@@ -104,7 +104,7 @@ def test_methods_of_one_seed_start_from_the_same(swept):
 def test_diverged_trials_are_marked_and_never_chosen(swept):
     folder, _, done = swept
     assert all((one.status == "diverged") == ("1e20" in name) for name, one in done.items())
-    chosen = json.loads((folder / results.SUMMARY).read_text()).values()
+    chosen = json.loads((folder / results.SUMMARY).read_text())["choices"].values()
     assert [("1e20" in one["chosen"], one["diverged"]) for one in chosen] == [(False, 2)] * 2
 
 
@@ -151,7 +151,7 @@ def test_overwriting_a_sweep(swept, tmp_path, refuses):
 
 
 def _clients(config, data, plain=parts.clients):
-    if config.seed == 0:
+    if config.seed_of("data") == 0:
         raise ValueError("seed 0 cannot be dealt out")
     return plain(config, data)
 
@@ -200,29 +200,36 @@ def test_memory_of_a_trial():
     models with their versions, round and no key; and four models for each lane, here three."""
     config = run_flags.parse(["x", *_BASE, "--server=cc_fedams", "--server_lr=1"])
     data = trial_group.task_data(devices.mesh(1), parts.source(config), config.model, "float32")
-    group = trial_group.group(config, config.max_delay + 1, parts.schedule, data)
+    group = trial_group.group(config, config.max_delay + 1, run_schedule.schedule, data)
     floats = 650 * (1 + 3 + 3)  # parameters; mu, nu and nu_hat; history
     nbytes = 2 * (4 * floats + 4 + 4 + 4 * 3) + 3 * 4 * 4 * 650
     assert trial_group.at_once(group, None) == (nbytes, 1, None)
 
 
-_AXES = "--vary: expected NAME=VALUE,VALUE,... once for a name, with different values, NAME one of"
+_AXES = "--vary: expected NAME=VALUE,VALUE,... once for a name, with different values"
 _TOO_MANY = "--vary=seed={0} local_lr={0},100".format(",".join(map(str, range(100))))
 _VALUE, _SEED = "expected a value, found none", "--vary=seed=0"
 
 
 @pytest.mark.parametrize(("args", "message"), [
-    (["--vary=rounds=1,2"], f"{_AXES} local_lr, ..., found 'rounds=1,2'"),
-    (["--vary=server_lr"], f"{_AXES} ..., found 'server_lr'"),
-    (["--vary=server_lr=1,1"], f"{_AXES} ..., found 'server_lr=1,1'"),
-    (["--vary=server_lr=1,"], f"{_AXES} ..., found 'server_lr=1,'"),
-    (["--vary=seed=1 seed=2"], f"{_AXES} ..., found 'seed=2'"),
+    (["--vary=lanes=1,2"], "--vary: expected a flag that changes a result, found 'lanes=1,2'..."),
+    (["--vary=alfa=1,2"], "--vary: expected a flag ..., found 'alfa=1,2'; did you mean alpha?"),
+    (["--vary=server_lr"], f"{_AXES}, found 'server_lr'"),
+    (["--vary=server_lr=1,1"], f"{_AXES}, found 'server_lr=1,1'"),
+    (["--vary=server_lr=1,"], f"{_AXES}, found 'server_lr=1,'"),
+    (["--vary=seed=1 seed=2"], f"{_AXES}, found 'seed=2'"),
     ([_TOO_MANY], "--vary: expected at most 10000 combinations, found 10100"),
     (["--vary=server_lr=-1"], "--server_lr: expected a number from 0 to 3.4e38, found -1.0"),
-    (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ...=cc_fedavg"),
-    (["--vary=server=cc_fedsgd b1=0"], "--b1: expected with cc_fedavgm, ...=cc_fedsgd"),
+    (["--vary=server=cc_fedavg server_lr=2"], "--server_lr: expected 1, ...=cc_fedavg, of ..."),
+    (["--vary=server=cc_fedsgd b1=0"],
+     "--b1: expected with cc_fedavgm, ...=cc_fedsgd, of the trial server=cc_fedsgd b1=0"),
+    (["--vary=partition=dirichlet,iid alpha=1"],
+     "--alpha: expected with dirichlet, ...=iid, of the trial partition=iid alpha=1"),
+    (["--vary=attack=none,alie(2)"], "--attack: share: ..., of the trial attack=alie(2)"),
+    (["--vary=alpha=none"], "--alpha: expected a number > 0, at most 3.4e38, found 'none'"),
+    ([f"--vary=alpha=1.{'0' * 240}"],
+     "--vary: expected names of at most 240 characters, found 'alpha=1.0...'"),
     (["--seed=0"], f"--vary: {_VALUE}"),
-    ([_SEED, "--resume"], "--resume: expected the same command again, ... with a sweep"),
     ([_SEED, "--smoothness=1"], "--smoothness: expected with a single run, ... with a sweep"),
     ([_SEED, "--data_memory=1"], "--data_memory: expected data that fit ... with a sweep"),
     ([_SEED, "--trial_memory=0"], "--trial_memory: expected a number > 0, ..., found 0.0"),

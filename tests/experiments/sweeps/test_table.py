@@ -56,7 +56,7 @@ def cells_of(text, kind):
 
 @pytest.mark.parametrize("kind", ["markdown", "csv", "latex"])
 def test_values_of_runs_and_a_sweep_in_every_format(tmp_path, capsys, kind):
-    """A score is a mean and a deviation over seeds, a speed that of all of their time; a column
+    """A score is a mean and its standard error, a speed that of all of the seeds' time; a column
     that a row lacks is empty there."""
     scores = [0.5, 0.8125]
     trials = {
@@ -67,12 +67,12 @@ def test_values_of_runs_and_a_sweep_in_every_format(tmp_path, capsys, kind):
     runs = make_run(tmp_path / "a", device=DEVICE), make_run(tmp_path / "b", score=None)
     folders = *runs, make_sweep(tmp_path / "s", trials)
     assert table.main(["table", f"--format={kind}", *folders]) == 0
-    score = f"{np.mean(scores):.3f} ({np.std(scores, ddof=1):.3f})"
+    score = f"{np.mean(scores):.4f} ± {np.std(scores, ddof=1) / np.sqrt(2):.4f}"
     speed = f"{(20 + 20) / (2 + 5):.2f}", f"{(1000 + 1700) / (2 + 5):.0f}"
     cells = [
         ["method", "server_lr", "rounds", "test score", "rounds/s", "useful samples/s", "device",
          "local_lr", "seeds"],
-        ["cc_fedams", "0.01", "20", "0.750", "5.00", "250", f"2 x {DEVICE}", "", ""],
+        ["cc_fedams", "0.01", "20", "0.7500", "5.00", "250", f"2 x {DEVICE}", "", ""],
         ["cc_fedams", "0.01", "20", "diverged", "5.00", "250", "2 x cpu", "", ""],
         ["cc_fedsgd", "0.1", "20", score, *speed, "", "0.03", "2"],
         ["cc_fedsgd", "0.2", "", "failed", "", "", "", "0.03", ""],

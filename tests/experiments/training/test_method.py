@@ -83,7 +83,7 @@ def test_a_run_whose_server_never_adapts_says_so(tmp_path, capsys):
 def test_a_bad_number_of_any_trial_is_refused_before_the_folder_is_made(tmp_path, refuses):
     """Numbers in brackets are traced in a sweep's program, which could not tell."""
     own = [*SMALL, *OWN, "--method=fedsam", f"--out_dir={tmp_path / 's'}"]
-    message = "--rule: mu: expected a finite number >= 0, found -1.0"
+    message = "--rule: mu: expected a finite number >= 0, found -1.0, of the trial ..."
     refuses(message, sweep.main, "sweep", *own, "--vary=rule=fedprox(1),fedprox(-1)")
     assert not (tmp_path / "s").exists()
 

@@ -113,4 +113,4 @@ def test_what_is_refused(tmp_path, refuses, own, words, message):
 def test_settings_are_kept_as_they_were_written(tmp_path):
     config = run_flags.parse(["x", "--server_lr=1", "--dataset=npz(a,b c.npz)", "--model=mlp"])
     assert dataclasses.asdict(config)["dataset"] == "npz(a,b c.npz)"
-    assert parts.source(config) == ("npz(a,b c.npz)", None, None)
+    assert parts.source(config) == ("npz(a,b c.npz)", None, None, None)

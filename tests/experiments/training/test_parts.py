@@ -10,7 +10,7 @@ from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.data.synthetic import synthetic
 from experiments import sweep, train
 from experiments.config import flag_rules, run_flags
-from experiments.training import method, parts, tasks
+from experiments.training import method, parts, run_schedule, tasks
 
 SHAPES = {
     "digits": ((8, 8, 1), np.float32),
@@ -123,7 +123,7 @@ def _draws(*args):
     """What is drawn of whom and when: clients' rows, schedule, first model, key, attackers."""
     words = ["--dataset=digits", "--model=mlp", "--server_lr=1", "--attack=sign_flip(0.2)"]
     own = run_flags.parse(["x", *words, "--num_clients=20", "--rounds=3", *args])
-    numbers, (schedule, history) = method.numbers(own), parts.schedule(own)
+    numbers, (schedule, history) = method.numbers(own), run_schedule.schedule(own)
     keys = map(jax.random.key, (own.seed, own.seed_of("init")))
     train = {"x": np.zeros((200, 8, 8, 1), np.float32), "y": np.arange(200) % 10}
     task = tasks.task_of("digits", "mlp", "float32", train, 10)
