@@ -18,7 +18,6 @@ Exit codes: 0 done; 2 refused; 3 some trial diverged; 4 some failed; 5 a signal 
 same command continues it.
 """
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def main(argv: list[str]) -> int:
 
     options, folder = flags.made(Options, given), Path(given.values["out_dir"])
     plan = Plan(words, given.written, options, given.values["target"], folder)
-    return comparison.compare(plan, "python -m experiments.compare " + shlex.join(argv[1:]))
+    return comparison.compare(plan)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Exit codes: 0 done, for any verdict; 2 refused; 3 some trial diverged; 4 some fa
 stopped it, and the same command continues it.
 """
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -53,12 +52,12 @@ def main(argv: list[str]) -> int:
 
     from .paper import reproduction
 
-    said, codes = "python -m experiments.reproduce " + shlex.join(argv[1:]), []
+    codes = []
     for known, (preset, grid) in plans.items():
         folder = Path(out_dir or "runs")
         if out_dir is None or name == "all":
             folder /= f"reproduce-{known}"
-        codes.append(reproduction.reproduce(preset, grid, options.seeds, folder, said))
+        codes.append(reproduction.reproduce(preset, grid, options.seeds, folder))
     return max(codes)
 
 

@@ -1,10 +1,17 @@
-"""The settings of a run: `config.json`, with every resolved value and the environment."""
+"""The settings of a run: `config.json`, with every resolved value and the environment.
+
+The environment takes no part in any comparison.
+"""
 
 import hashlib
 import importlib.metadata
 import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +24,42 @@ CONFIG = "config.json"
 
 
 def write(folder: str | os.PathLike, config: Mapping[str, Any]) -> None:
-    """Writes `config.json`: the given values, and under "environment" the versions and devices."""
+    """Writes `config.json`: the given values, and under "environment" what `environment` tells."""
     text = json.dumps({**config, "environment": environment()}, indent=2, allow_nan=False)
     replace_file(Path(folder) / CONFIG, text + "\n")
 
 
 def environment() -> dict[str, Any]:
-    """Versions of the packages and the devices here."""
+    """When, how and where this process works: date, command, commit, versions and devices."""
     device = jax.devices()[0]
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+        "commit": commit(Path(__file__)),
         "ccfl_jax": version("ccfl_jax"),
         "jax": jax.__version__,
         "backend": device.platform,
         "device": device.device_kind,
         "devices": jax.device_count(),
     }
+
+
+def commit(file: Path) -> str | None:
+    """The commit of the Git checkout that a file belongs to; None for a file in none.
+
+    It ends with "-dirty" where files of the checkout differ from it.
+    """
+    known = ["ls-files", "--error-unmatch", file.name]  # not one that merely lies around it
+    named = ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        for words in (known, named):
+            line = ["git", "--no-optional-locks", *words]
+            done = subprocess.run(
+                line, cwd=file.parent, check=True, capture_output=True, text=True, timeout=10
+            )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def check(folder: str | os.PathLike, config: Mapping[str, Any], free: Collection[str]) -> None:

@@ -22,7 +22,7 @@ from .plan import Plan
 _ENDINGS = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 
-def compare(plan: Plan, command: str) -> int:
+def compare(plan: Plan) -> int:
     """Trains what is not done in every world, and writes tables; returns the exit code."""
     every, stages, rows, summary = [], [], [], {}
     worlds = plan.options.worlds.split(",")
@@ -55,7 +55,7 @@ def compare(plan: Plan, command: str) -> int:
     for name, written in tables.FORMATS.items():
         replace_file(plan.folder / f"table.{_ENDINGS[name]}", written(rows))
     results.write_table(plan.folder / results.RESULTS, every, stages)
-    found = {"command": command, "environment": run_config.environment(), "chosen": summary}
+    found = {"environment": run_config.environment(), "chosen": summary}
     results.write_summary(plan.folder / results.SUMMARY, found | {"table": rows})
     print(f"results   {plan.folder / 'table.md'}, {plan.folder / results.SUMMARY}")
     return runner.exit_code(every)

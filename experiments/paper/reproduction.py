@@ -16,7 +16,7 @@ from . import claims, presets
 from .presets import Preset
 
 
-def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: str) -> int:
+def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path) -> int:
     """Trains the remaining trials, draws and judges; returns the exit code.
 
     Args:
@@ -24,7 +24,6 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: s
         grid: the trials by which rates are chosen.
         seeds: runs of each chosen setting.
         folder: of the experiment.
-        command: for the summary.
     """
     print(f"\n{preset.name}: {preset.title}")
     tried = runner.run(grid, folder / "grid")
@@ -47,7 +46,6 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path, command: s
     summary = {
         "name": preset.name,
         "title": preset.title,
-        "command": command,
         "environment": run_config.environment(),
         "choices": selection.as_json(choices),
         "final": selection.scores(final),

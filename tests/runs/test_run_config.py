@@ -1,6 +1,11 @@
 """runs/run_config.py: settings can be read back, and no other run is taken up by mistake."""
 
 import json
+import shlex
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 
 import jax
 import pytest
@@ -18,6 +23,9 @@ def test_config_says_what_ran_where(tmp_path):
     environment = saved.pop("environment")
     assert environment.items() >= {"jax": jax.__version__, **device}.items()
     assert saved == _CONFIG and environment["ccfl_jax"]
+    assert environment["command"] == shlex.join(sys.argv)
+    age = datetime.now(UTC) - datetime.fromisoformat(environment["date"])
+    assert timedelta(seconds=-1) <= age < timedelta(minutes=5)
     assert [path.name for path in tmp_path.iterdir()] == [run_config.CONFIG]
 
 
@@ -50,3 +58,29 @@ def test_digest_of_settings_leaves_out_what_is_free_and_what_is_none():
     digest = run_config.digest(_CONFIG, ("rounds",))
     assert digest == run_config.digest({"seed": 0, "alpha": 0.5, "rounds": 99}, ("rounds",))
     assert digest != run_config.digest({**_CONFIG, "seed": 1}, ("rounds",))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="Git makes the checkout")
+def test_a_commit_is_that_of_a_checkout_that_has_the_file(tmp_path, monkeypatch):
+    def git(*words):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        line = ["git", *name, *words]
+        return subprocess.run(line, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    file = tmp_path / "code.py"
+    file.write_text("a")
+    assert run_config.commit(file) is None  # no checkout
+    git("init")
+    (tmp_path / "other").write_text("b")
+    git("add", "other")
+    git("commit", "-m", "one")
+    assert run_config.commit(file) is None  # it lies in one that does not have it
+    git("add", "code.py")
+    git("commit", "-m", "two")
+    name = git("rev-parse", "HEAD").strip()
+    assert run_config.commit(file) == name and len(name) == 40
+    (tmp_path / "other").write_text("c")
+    assert run_config.commit(file) == f"{name}-dirty"
+    assert run_config.commit(tmp_path / "nowhere" / "code.py") is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run_config.commit(file) is None  # no Git
