@@ -2,12 +2,17 @@
 
 usage: python -m experiments.sweep --vary='NAME=VALUE,... NAME=VALUE,...' --out_dir=DIR
            [--FLAG=VALUE ...]
+       python -m experiments.sweep --resume --out_dir=DIR
 
-Trials that differ in rates and seed alone are trained by one compiled program, spread over the
-devices. The same seed gives the same clients, schedule and initial model to every method and rate.
-The folder has `trials/` with a file for each, `results.csv` with every evaluation of every trial
-and `summary.json`. The same command again trains only what is not done, and resumes unfinished
-trials. The other flags are those of `python -m experiments.train --help`.
+NAME is any flag that changes a result. Trials that differ in rates, seeds, the clients' samples and
+work alone are trained by one compiled program, spread over the devices. The same seed gives the
+same clients, schedule and initial model to every method and rate. The folder has `trials/` with a
+file for each, `results.csv` with every evaluation of every trial, a column for each NAME, and
+`summary.json` with mean and standard error over seeds of every setting, and the best one of each
+method. Flags of Clients, Method and Server are a method's and chosen by its score; the others but
+the seeds are the problem, and the best is chosen for each of their values. The same command again,
+or `--resume` with the folder alone, trains what is not done, and resumes unfinished trials. The
+other flags are those of `python -m experiments.train --help`.
 
 Exit codes: 0 done; 2 a flag, value or file was refused; 3 some trial diverged; 4 some failed; 5 a
 signal stopped it, and the same command continues it.
@@ -27,7 +32,7 @@ def main(argv: list[str]) -> int:
 
     from .sweeps import results, runner, selection
 
-    done = runner.run(given.trials, given.out_dir, given.memory, given.overwrite)
+    done = runner.run(given.trials, given.out_dir, given.memory, given.overwrite, given.flags)
     folder, choices = Path(given.out_dir), selection.choices(done)
     results.write_table(folder / results.RESULTS, done)
     summary = {"choices": selection.as_json(choices), "settings": selection.scores(done)}

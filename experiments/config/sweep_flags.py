@@ -5,10 +5,12 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from . import flag as flags
+from . import sweep_file
 from .expression import split
 from .flag import PATH, POSITIVE, Given, flag
 from .run_flags import RUN, Config, resolve
@@ -63,12 +65,14 @@ class Sweep(NamedTuple):
         out_dir: the sweep's folder.
         memory: bytes of a device for trials that train together, or None.
         overwrite: whether to remove an earlier sweep in `out_dir` first.
+        flags: those given, for `sweep_file.resumed`.
     """
 
     trials: Trials
     out_dir: str
     memory: float | None
     overwrite: bool
+    flags: dict[str, dict[str, Any]]
 
 
 @contextlib.contextmanager
@@ -89,18 +93,25 @@ def file_of(name: str) -> str:
     """The name of a trial as that of a file, without its ending: no path, and no blanks."""
     file = quote(name.replace(" ", ","), safe="=,()+")
     if len(file) > _LONGEST:
-        raise ValueError(f"--vary: expected names of at most {_LONGEST} characters, found {name!r}")
+        raise ValueError(
+            f"--vary: expected names of at most {_LONGEST} characters, found {name!r:.300}"
+        )
     return file
 
 
 def parse_sweep(argv: list[str]) -> Sweep:
-    """Parses the command line of a sweep.
+    """Parses the command line of a sweep; with `--resume` the flags in its folder come first.
 
     Raises:
+        FileNotFoundError: for `--resume` in a folder that is none of a sweep.
         ValueError: as `run_flags.parse`, for any of the trials; for flags that a sweep does not
-            use.
+            use; for a folder whose flags cannot be read.
     """
     given = flags.read(argv, RUN, SWEEP)
+    folder, resume = given.values["out_dir"], given.values["resume"]
+    is_kept = folder is not None and (Path(folder) / sweep_file.SWEEP_FILE).exists()
+    if folder is not None and (resume is True or (resume == "auto" and is_kept)):
+        given = sweep_file.resumed(argv, folder, {**RUN, **SWEEP})
     for name in ("vary", "out_dir"):
         if given.values[name] is None:
             raise ValueError(f"--{name}: expected a value, found none")
@@ -114,6 +125,7 @@ def parse_sweep(argv: list[str]) -> Sweep:
         given.values["out_dir"],
         None if memory is None else memory * 1e6,
         given.values["overwrite"],
+        sweep_file.flags_of(given),
     )
 
 
@@ -125,7 +137,7 @@ def _trial(given: Given, varied: dict[str, str]) -> Trial:
     names, written = (now - unset | own.names for now in (given.names, given.written))
     with named(varied):
         config = resolve(Given(given.values | own.values, names, [], written))
-    return Trial(varied, replace(config, out_dir=None))
+    return Trial(varied, replace(config, out_dir=None, resume=False))
 
 
 def _check_different(trials: Trials) -> None:

@@ -16,12 +16,13 @@ from ccfl_jax.runs.provenance import PROVENANCE
 from ..config import methods
 from ..config.run_flags import RUN, Config
 from ..config.settings import PROBLEM, SEEDS, free
+from ..config.sweep_file import SWEEP_FILE
 from ..config.sweep_flags import Trial, Trials, file_of, name_of
 from . import tables
 from .trial_checkpoints import UNDERWAY
 
 TRIALS, RESULTS, SUMMARY = "trials", "results.csv", "summary.json"
-FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY, PROVENANCE)  # what a sweep writes
+FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY, PROVENANCE, SWEEP_FILE)  # what a sweep writes
 _LARGEST = 1e100  # of numbers that are drawn
 
 Status = Literal["finished", "diverged", "failed"]
@@ -245,7 +246,7 @@ def write_table(
 
 
 def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
-    """Writes `summary` as strict JSON."""
+    """Writes `summary`, or what else is told of a sweep, as strict JSON."""
     replace_file(Path(path), json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 

@@ -3,20 +3,21 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ccfl_jax as ccfl
 from ccfl_jax.io import files as folders
 from ccfl_jax.runs import checkpoints as saving
-from ccfl_jax.runs import provenance, train_loop
+from ccfl_jax.runs import provenance, run_config, train_loop
 from ccfl_jax.runs.metrics import Row
 from ccfl_jax.runs.train_loop import Progress, Watch
 
 from ..config import output
 from ..config.command import DIVERGED, DONE, ERRORS, FAILED, Stopped
 from ..config.run_flags import Config
+from ..config.sweep_file import SWEEP_FILE
 from ..config.sweep_flags import Trial, Trials, named
 from ..training import devices, intervals, journal, method, parts, run_schedule
 from ..training.journal import Journal
@@ -54,7 +55,11 @@ def exit_code(done: Sequence[Record]) -> int:
 
 
 def run(
-    trials: Trials, folder: str | os.PathLike, memory: float | None = None, overwrite: bool = False
+    trials: Trials,
+    folder: str | os.PathLike,
+    memory: float | None = None,
+    overwrite: bool = False,
+    flags: Mapping[str, Any] | None = None,
 ) -> list[Record]:
     """Trains the trials without a record in `folder`; returns the records of all.
 
@@ -66,6 +71,7 @@ def run(
         memory: bytes of a device for trials that train together; by default a quarter of an
             accelerator's. On a CPU each device trains one at a time.
         overwrite: whether to remove an earlier sweep in `folder` first.
+        flags: written to `folder` before training, to resume from; None: nothing is.
 
     Raises:
         ValueError, OSError: for a folder in use or with other trials of these names, and for data
@@ -85,7 +91,7 @@ def run(
             folders.check_unused(folder, results.FILES)
             folders.clear(folder, results.FILES)
         with on_signals() as stop_requested:
-            return _run(trials, Path(folder), task_data, memory, stop_requested)
+            return _run(trials, Path(folder), task_data, memory, flags, stop_requested)
     finally:
         lock.release()
 
@@ -95,6 +101,7 @@ def _run(
     folder: Path,
     task_data: Callable[..., trial_group.TaskData],
     memory: float | None,
+    flags: Mapping[str, Any] | None,
     stop_requested: Callable[[], bool],
 ) -> list[Record]:
     done = results.read(folder, trials)
@@ -109,6 +116,9 @@ def _run(
     if not left:
         return [done[name] for name in trials]
     provenance.write(folder, found)
+    if flags is not None:
+        about = {**flags, "environment": run_config.environment()}
+        results.write_summary(folder / SWEEP_FILE, about)
     minutes = intervals.Minutes()
 
     def is_due(done: int, over: bool) -> bool:

@@ -205,7 +205,7 @@ def messages():
 
 
 # These put a name, of a file and perhaps of a part of it, or of a flag, before what they raise.
-READERS = {"idx", "sqlite", "stackoverflow", "npz", "files", "parsers"}
+READERS = {"sweep_file", "idx", "sqlite", "stackoverflow", "npz", "files", "parsers"}
 FROM_ELSEWHERE = {
     "{}": "a message that a function makes",
     "{}, of the trial {}": "the message about the settings of a trial",

@@ -28,7 +28,8 @@ from ccfl_jax import Schedule
 from ccfl_jax import data as fd
 from ccfl_jax.runs import metrics, run_config
 from experiments.config import run_flags
-from experiments.config.sweep_flags import Trial
+from experiments.config.sweep_file import SWEEP_FILE
+from experiments.config.sweep_flags import Trial, parse_sweep
 from experiments.corpora import debian
 from experiments.figures import curves
 from experiments.paper import presets
@@ -185,6 +186,11 @@ def read_flag_file(folder):
     legal_config(run_flags.parse(["x", f"--flagfile={folder / 'a.flags'}"]))
 
 
+def read_sweep_flags(folder):
+    for trial in parse_sweep(["x", "--resume", f"--out_dir={folder}"]).trials.values():
+        legal_config(trial.config)
+
+
 def read_presets(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(presets, "_FILE", folder / "paper.toml")
@@ -218,8 +224,11 @@ OWN = written(own_npz)
 RESULT = json.dumps(results.made(TRIAL, ROWS)._asdict()).encode()
 PRESET = (presets._FILE.parent / "digits.flags").read_bytes()
 
+SWEEP = parse_sweep(["x", "--preset=digits", "--vary=alpha=1,2 seed=0", "--out_dir=a"]).flags
+
 READERS = {
     "IDX": Reader({"numbers.idx": IDX}, read_idx),
+    "flags of a sweep": Reader({SWEEP_FILE: json.dumps(SWEEP).encode()}, read_sweep_flags),
     "IDX packed": Reader({"numbers.gz": gzip.compress(IDX, mtime=0)}, read_idx),
     "IDX in gzip": Reader({"numbers.gz": IDX}, read_idx, {"numbers.gz": gzip.compress}),
     "Fashion-MNIST": Reader(FASHION, read_images("fashion_mnist", (28, 28, 1))),

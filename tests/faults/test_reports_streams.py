@@ -105,7 +105,8 @@ def test_nf_13_a_sweep_trains_all_of_its_trials(whole, tmp_path, capsys, monkeyp
     argv += ["--vary=server_lr=0.1,0.2", f"--out_dir={tmp_path}"]
     monkeypatch.setattr(sys, "stdout", closed_pipe(1))
     warned(capsys, 0, sweep.main, *argv)
-    assert names(tmp_path) == ["provenance.json", "results.csv", "summary.json", "trials"]
+    own = ["provenance.json", "results.csv", "summary.json", "sweep.json", "trials"]
+    assert names(tmp_path) == own
     assert names(tmp_path / "trials") == ["server_lr=0.1.json", "server_lr=0.2.json"]
     first = json.loads((tmp_path / "trials" / "server_lr=0.1.json").read_text())
     assert without_clocks(first["rows"]) == near(without_clocks(rows_of(whole)), 1e-5)

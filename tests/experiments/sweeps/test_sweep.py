@@ -145,7 +145,7 @@ def test_overwriting_a_sweep(swept, tmp_path, refuses):
     assert _files(folder) == before
     (folder / "notes.txt").unlink()
     assert sweep.main([*args, "--overwrite"]) == 0
-    names = {"provenance.json", "results.csv", "summary.json", "trials"}
+    names = {"provenance.json", "results.csv", "summary.json", "sweep.json", "trials"}
     assert {path.name for path in folder.iterdir()} == names
     assert len(_files(folder)) == 2
 
