@@ -96,7 +96,7 @@ UTF8_PATH = PATH._replace(
 )
 _PATHS = (PATH, UTF8_PATH)
 SWITCH = Domain(flags.DEFINE_boolean, "given, or with `no` before its name", lambda v: True)
-_NAMES = Domain(flags.DEFINE_string, "names, with a comma between two", lambda v: True)
+NAMES = Domain(flags.DEFINE_string, "names, with a comma between two", lambda v: True)
 POSITIVE = Domain(define(Number()), "a number > 0, at most 3.4e38", lambda v: 0 < v <= _FLOAT32_MAX)
 RATE = Domain(define(Number()), "a number from 0 to 3.4e38", lambda v: 0 <= v <= _FLOAT32_MAX)
 SHARE = Domain(define(Number()), "a number > 0 and < 1", lambda v: 0 < v < 1)
@@ -112,7 +112,7 @@ def flag(domain: Domain, default: Any, help: str, section: str, **more: Any) -> 
 def accept_changed(section: str, **more: Any) -> Any:
     """A field of a table: the flag of that name, with which results are compared."""
     known = "names of provenance.json, as jax,train, whose values may differ between the results"
-    return flag(_NAMES, "", known, section, **more)
+    return flag(NAMES, "", known, section, **more)
 
 
 def listed(names: str) -> list[str]:

@@ -1,9 +1,12 @@
 """The flags of a figure of curves."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from absl import flags as absl_flags
 
 from . import flag as flags
-from .flag import PATH, accept_changed, flag, one_of
+from .flag import NAMES, Domain, accept_changed, flag, listed, one_of
 
 # Horizontal axes: label, and the columns that add up to it.
 AXES = {
@@ -14,15 +17,39 @@ AXES = {
     "virtual_time": ("virtual time (s)", ("virtual_time",)),
     "seconds": ("training time (s)", ("seconds",)),
 }
+_ENDINGS = (".png", ".pdf", ".svg")
+_PICTURES = Domain(
+    absl_flags.DEFINE_string,
+    f"files that end in {', '.join(_ENDINGS)}, with a comma between two",
+    lambda v: all(Path(name).suffix.lower() in _ENDINGS for name in v.split(",")),
+)
 
 
 @dataclass(frozen=True)
 class Options:
     """The flags of the command."""
 
+    out: str | None = flag(_PICTURES, None, "where the figure is written; needed", "Figure")
     x: str = flag(one_of(*AXES), "round", "the horizontal axis", "Figure")
-    out: str = flag(PATH, "comparison.png", "file to write; its ending is the format", "Figure")
+    y: str = flag(
+        NAMES,
+        "",
+        "columns of the rows, as test_accuracy,test_loss, a panel each; by default the training "
+        "and the test score, and the test loss",
+        "Figure",
+    )
+    labels: str = flag(
+        NAMES,
+        "",
+        "a name for each line, in their order; by default the settings that differ between lines",
+        "Figure",
+    )
     accept_changed: str = accept_changed("Figure")
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The files of `out`."""
+        return [Path(name).expanduser() for name in listed(self.out or "")]
 
 
 PLOT = flags.table(Options)

@@ -16,8 +16,11 @@ from . import canvas
 
 Rows = Sequence[Mapping[str, Any]]
 
-_COLOURS, _STYLES = 10, ("-", "--", ":", "-.")  # lines after the tenth have other styles
-_FEW = 8  # labels that fit into a panel
+_COLOURS = 10
+_STYLES = ("-", (0, (5, 2)), (0, (5, 2, 1.5, 2)), (0, (2, 3)))  # dashes, in line widths
+_WIDEST, _THINNEST, _STEP = 3.6, 1.8, 0.5  # points
+_LETTERS = 14  # of a legend's font in an inch
+_FEW = 8  # labels that fit below the panels
 
 
 def draw_curves(rows: Rows, path: str | os.PathLike, title: str) -> None:
@@ -34,28 +37,40 @@ def draw_curves(rows: Rows, path: str | os.PathLike, title: str) -> None:
 
 
 def draw_methods(
-    methods: Mapping[str, Sequence[Rows]], paths: Sequence[str | os.PathLike], title: str, x: str
+    methods: Mapping[str, Sequence[Rows]],
+    paths: Sequence[str | os.PathLike],
+    title: str,
+    x: str,
+    columns: Sequence[str] = (),
 ) -> None:
-    """Draws the training and the test score of several methods, a band over the runs of each.
+    """Draws columns of several methods, a panel each, with a band over the runs of each method.
 
     Args:
         methods: label -> the rows of its runs (seeds), with the same evaluations.
         paths: files to write; the ending is the format.
         title: above the figure.
         x: what is on the horizontal axis, one of `AXES`; the rows have its columns.
+        columns: of the rows; the training and the test score by default.
     """
-    score = metrics.score_name(next(iter(methods.values()))[0][0])
     panels = [
         (
-            f"{part} {score}",
-            {
-                label: [(rows, f"{part}_{score}") for rows in runs]
-                for label, runs in methods.items()
-            },
+            column.replace("_", " ", 1),
+            {label: [(rows, column) for rows in runs] for label, runs in methods.items()},
         )
-        for part in ("train", "test")
+        for column in columns or _scores(methods)
     ]
     draw(panels, paths, title, x)
+
+
+def with_loss(methods: Mapping[str, Sequence[Rows]]) -> list[str]:
+    """The columns of the training and the test score, and that of the test loss if it is there."""
+    loss = all("test_loss" in row for runs in methods.values() for rows in runs for row in rows)
+    return [*_scores(methods), *(["test_loss"] if loss else [])]
+
+
+def _scores(methods: Mapping[str, Sequence[Rows]]) -> list[str]:
+    score = metrics.score_name(next(iter(methods.values()))[0][0])
+    return [f"train_{score}", f"test_{score}"]
 
 
 def draw(
@@ -67,25 +82,52 @@ def draw(
     """Draws panels side by side: (its quantity, label -> runs as (rows, column)).
 
     A line is the mean over its runs, the band from their smallest to their largest value.
-    Horizontal values are means too, as seconds differ between runs. `x`: one of `AXES`.
+    Horizontal values are means too, as seconds differ between runs. `x`: one of `AXES`. Each line
+    is thinner than those before it, and of another style, so that of equal ones all are seen.
     """
     xlabel, columns = AXES[x]
     figure, axes = _figure(len(panels), title)
+    seeds = [len(runs) for _, lines in panels for runs in lines.values()]
     for panel, (quantity, lines) in zip(axes, panels, strict=True):
         for k, (label, runs) in enumerate(lines.items()):
             length = min(len(rows) for rows, _ in runs)
             own = [[_column(rows[:length], name) for name in columns] for rows, _ in runs]
             across = np.mean(np.sum(own, axis=1), axis=0)
             values = np.array([_column(rows[:length], column) for rows, column in runs])
-            style = _STYLES[k // _COLOURS % len(_STYLES)]
-            mean = values.mean(axis=0)
-            (drawn,) = panel.plot(across, mean, style, marker=".", label=canvas.text(label))
+            mean, look = values.mean(axis=0), _look(k, len(lines))
+            (drawn,) = panel.plot(across, mean, label=canvas.text(label), **look)
+            if places := _alone(mean):
+                drawn.set(marker="o", markevery=places, markersize=2 * look["lw"])
             if len(runs) > 1:
                 band = values.min(axis=0), values.max(axis=0)
                 panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
         panel.set(xlabel=xlabel, ylabel=quantity)
         panel.ticklabel_format(axis="x", scilimits=(-3, 5))
-    _save(figure, axes, paths)
+    _save(figure, axes, paths, _band(seeds))
+
+
+def _look(k: int, lines: int) -> dict[str, Any]:
+    """Colour, style and width of line `k` of so many: no two of forty are alike."""
+    step = min(_STEP, (_WIDEST - _THINNEST) / max(lines - 1, 1))
+    width = _THINNEST + step * (lines - 1 - k)
+    # Of those that share a colour, the twentieth would have the style of the first.
+    style = _STYLES[(k + k // (2 * _COLOURS)) % len(_STYLES)]
+    return {"color": f"C{k % _COLOURS}", "ls": style, "lw": width}
+
+
+def _alone(values: np.ndarray) -> list[int]:
+    """The places of numbers between two gaps, of which a line would show nothing."""
+    known = np.concatenate([[False], np.isfinite(values), [False]])
+    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
+
+
+def _band(seeds: Sequence[int]) -> str | None:
+    """What lines and bands are, where a line has several seeds."""
+    several = sorted({count for count in seeds if count > 1})
+    if not several:
+        return None
+    count = f"{several[0]} to {several[-1]}" if several[1:] else several[0]
+    return f"line: mean over {count} seeds, band: from the smallest to the largest"
 
 
 def draw_sensitivity(
@@ -119,7 +161,8 @@ def draw_sensitivity(
 
 
 def _column(rows: Rows, name: str) -> np.ndarray:
-    return np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
+    values = (row.get(name) for row in rows)
+    return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def _figure(panels: int, title: str) -> tuple[Any, Any]:
@@ -128,15 +171,18 @@ def _figure(panels: int, title: str) -> tuple[Any, Any]:
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
-def _save(figure: Any, axes: Any, paths: Sequence[str | os.PathLike]) -> None:
+def _save(
+    figure: Any, axes: Any, paths: Sequence[str | os.PathLike], explained: str | None = None
+) -> None:
     for panel in axes:
         panel.grid(alpha=0.3)
     handles, labels = axes[0].get_legend_handles_labels()
-    if len(labels) > _FEW:  # beside the panels, once
-        figure.legend(handles, labels, fontsize="small", loc="outside right center")
-    else:
-        for panel in axes:
-            panel.legend(fontsize="small", framealpha=0.6)
+    many = len(labels) > _FEW
+    place = {"loc": "outside right center"} if many else {"loc": "outside lower center"}
+    width = _LETTERS * figure.get_figwidth() // (max(map(len, labels)) + 10)
+    columns = 1 if many else int(np.clip(width, 1, len(labels)))
+    style = {"fontsize": "small", "title_fontsize": "small", "handlelength": 3.0}
+    figure.legend(handles, labels, **place, ncols=columns, title=explained, **style)
     for path in paths:
         kind = Path(path).suffix.removeprefix(".") or None
         write_whole(path, partial(figure.savefig, dpi=120, format=kind))

@@ -206,7 +206,7 @@ def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[
         row = row if isinstance(row, dict) else {}
         lacking = [name for name in ("round", *columns) if not _is_number(row.get(name))]
         scores = [f"{part}_{score}" for part in ("train", "test")]
-        lacking += [n for n in scores if n not in row or not (row[n] is None or _is_number(row[n]))]
+        lacking += [n for n in scores if n not in row or not is_missing_or_number(row[n])]
         if not lacking and not (type(row["round"]) is int and row["round"] > before):
             lacking = ["round"]
         if lacking:
@@ -215,6 +215,11 @@ def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[
                 f"{lacking[0]} {row.get(lacking[0])!r:.80}"
             )
         before = row["round"]
+
+
+def is_missing_or_number(value: Any) -> bool:
+    """Whether a value of a row can be drawn."""
+    return value is None or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:

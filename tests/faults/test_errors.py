@@ -60,9 +60,10 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys, command, near):
     [
         ("table --server=1", f"--server: {UNKNOWN}"),
         ("plot", "FOLDER: expected at least one, found none"),
-        ("plot a -q", f"-q: {UNKNOWN}; did you mean --x?"),
+        ("plot a -q", f"-q: {UNKNOWN}; did you mean --y?"),
         ("plot a --x=time", "--x: expected round, ..., found 'time'; did you mean virtual_time?"),
-        ("plot a --out", "--out: expected a path, found no value"),
+        ("plot a --out", "--out: expected files that end in .png, .pdf, .svg, ..., found no value"),
+        ("plot a", "--out: expected a file for the figure, as curves.pdf, found none"),
         ("bench cnn", "leftover word: expected only --flag=value, found 'cnn'"),
         ("bench --seconds=nan", "--seconds: expected a number > 0, at most 3.4e38, found nan"),
         ("accelerator --seconds=soon", "--seconds: expected a number > 0, ..., found 'soon'"),
@@ -89,7 +90,10 @@ def test_folders_without_a_run(capsys, tmp_path):
     (tmp_path / run_config.CONFIG).write_text(json.dumps(config))
     at = tmp_path / metrics.METRICS
     at.touch()
-    assert complaint(capsys, "plot", tmp_path) == f"{at}: expected at least one row, found none"
+    assert (
+        complaint(capsys, "plot --out=a.png", tmp_path)
+        == f"{at}: expected at least one row, found none"
+    )
     row = {"round": 0, "train_accuracy": None, "test_accuracy": 0.1, "seconds": 0.0, "samples": 0}
     at.write_text(json.dumps(row) + "\n")
     message = "expected rounds and seconds > 0 in the last row, found 0 and 0.0"
@@ -212,6 +216,7 @@ FROM_ELSEWHERE = {
     "{}: {}": "the reader's message behind the file's name",
     "client {}: {}": "the same behind the client's name",
     "--{}: {}": "the message of a function that a flag names",
+    "--dataset: {}, {} {}": "what is wrong with the rows of an array",
     "--attack: {}": "the message of `systems.chosen`",
     "--dataset: {}, {} {}": "the fault of rows, as `data.arrays.faults` says it",
     "--data_{}": "the message of the argument that the flag is, with its name",

@@ -45,7 +45,7 @@ def test_nf_24_a_leading_tilde_is_the_home_folder_in_every_path(home):
                     assert flag.read(["", f"--{name}={text}"], known).values[name] == path
                 found.add(name)
     assert found == {"data_dir", "schedule_file", "out_dir", "compilation_cache", "file", "show",
-                     "capacity", "out", "json"}  # fmt: skip
+                     "capacity", "json"}  # fmt: skip
 
 
 def test_nf_24_in_flag_files_and_in_front_of_them_too(home):

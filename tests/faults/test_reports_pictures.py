@@ -119,9 +119,9 @@ def test_nf_17_every_line_has_its_name_in_the_legend(tmp_path, monkeypatch, main
     folders = ["_base", "other", "$a_1$", "__", "_$x$"]
     for number, name in enumerate(folders):
         write_run(Path(name), [0.1 * number, 0.5])
-    assert main(["plot", *folders]) == 0
+    assert main(["plot", *folders, "--out=x.png"]) == 0
     panel = figures[0].axes[-1]
-    shown = [text.get_text() for text in panel.get_legend().get_texts()]
+    shown = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert [text.strip().replace(r"\$", "$") for text in shown] == folders
     assert not any(is_math_text(text) for text in shown)
     np.testing.assert_allclose(
@@ -135,6 +135,6 @@ def test_nf_17_names_in_other_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(canvas, "figure", lambda **o: figures.append(plain(**o)) or figures[-1])
     points = {"_a": {0.5: [0.1], 0.9: [0.2]}, "$b$": {0.5: [0.3], 0.9: [0.4]}}
     curves.draw_sensitivity(points, ("_line", [0.3]), [tmp_path / "x.png"], "_$title$", "x", "y")
-    shown = [text.get_text().strip() for text in figures[0].axes[0].get_legend().get_texts()]
+    shown = [text.get_text().strip() for text in figures[0].legends[0].get_texts()]
     assert sorted(shown) == [r"\$b\$", "_a", "_line"]
     assert not is_math_text(figures[0].get_suptitle())

@@ -168,19 +168,19 @@ def test_nf_01_a_reproduction_goes_on_under_its_own_provenance(tmp_path, refuses
 
 @pytest.mark.parametrize("main", [plot.main, table.main])
 def test_nf_01_results_of_two_versions_are_not_put_beside_each_other(
-    base, folder, tmp_path, refuses, capsys, monkeypatch, main
+    base, folder, tmp_path, refuses, capsys, main
 ):
     name = main.__module__.rpartition(".")[2]
-    monkeypatch.chdir(tmp_path)  # where plot writes
-    ended(0, capsys, main, name, base, folder)
+    own = [name, f"--out={tmp_path / 'x.png'}"] if main is plot.main else [name]
+    ended(0, capsys, main, *own, base, folder)
     edit(folder, jax="0.0.1", **{"train[digits]": "other", "clients[seed=0]": "any"})
     found = f"jax {jax.__version__} -> 0.0.1"
-    refuses(folder, f"{found}, train[digits] ... -> other", main, name, base, folder)
-    refuses(folder, found, main, name, base, folder, "--accept_changed=train")
-    ended(0, capsys, main, name, base, folder, "--accept_changed=train,jax")
-    said = ended(2, capsys, main, name, base, base, "--accept_changed=jaxx")
+    refuses(folder, f"{found}, train[digits] ... -> other", main, *own, base, folder)
+    refuses(folder, found, main, *own, base, folder, "--accept_changed=train")
+    ended(0, capsys, main, *own, base, folder, "--accept_changed=train,jax")
+    said = ended(2, capsys, main, *own, base, base, "--accept_changed=jaxx")
     matches(f"{name}: --accept_changed: expected some of ..., found jaxx\n", said.err)
-    ended(0, capsys, main, name, folder)
+    ended(0, capsys, main, *own, folder)
 
 
 def write_idx(folder, seed=0, rows=40):

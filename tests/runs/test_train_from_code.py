@@ -208,3 +208,17 @@ def test_tensorboard_has_the_numbers_of_every_row(tmp_path):
     assert own == [(row["round"], np.float32(row["test_accuracy"])) for row in rows]
     assert ("client_updates", 25, 75.0) in found
     assert {step for tag, step, _ in found if tag == "train/loss"} == {10, 20, 25}
+
+
+def test_the_first_rejected_uploads_are_a_warning():
+    """Client 2's samples are not finite: its slots are rejected, and said in the first row."""
+    arrays = {**ARRAYS, "x": np.array(ARRAYS["x"])}
+    begin, end = np.asarray(DATA.offsets)[2:4]
+    arrays["x"][np.asarray(DATA.indices)[begin:end]] = np.nan
+    data = ccfl.FederatedData(arrays, DATA.indices, DATA.offsets)
+    slots = int((SCHEDULE.client[:10] == 2).sum())
+    said = f"uploads: expected finite uploads, found {slots} rejected before round 10, of clients 2"
+    with pytest.warns(UserWarning) as caught:
+        _, rows = ccfl.train(SIMULATION, SCHEDULE, data, ARRAYS, progress=False)
+    assert [str(one.message) for one in caught] == [f"{said}; later ones are only in the rows"]
+    assert rows[2]["rejected"] > 0

@@ -1,11 +1,10 @@
 """experiments/plot.py: lines are means, bands are ranges, gaps stay gaps."""
 
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from plots import line, plotted, rows, write_rows
 
 from ccfl_jax.runs import metrics
 from experiments import plot
@@ -13,40 +12,6 @@ from experiments.config.plot_flags import AXES
 from experiments.config.sweep_flags import name_of
 from experiments.figures import curves
 from experiments.sweeps import results
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that are drawn; their files hold nothing of them, which takes long."""
-    drawn, plain = [], curves._figure
-    monkeypatch.setattr(curves, "_figure", lambda *args: drawn.append(plain(*args)) or drawn[-1])
-    monkeypatch.setattr(curves, "write_whole", lambda path, write: Path(path).write_bytes(b"png"))
-    return drawn
-
-
-def rows(test, train=None, seconds=2):
-    return [
-        {"round": 10 * k, "client_updates": 50 * k, "samples": 1000 * k, "train_loss": 0.5,
-         "test_loss": 0.5, "train_recall_at_5": (train or test)[k], "test_recall_at_5": score,
-         "bytes_sent": 300 * k, "bytes_received": 400 * k, "virtual_time": 60.0 * k,
-         "seconds": seconds * k}
-        for k, score in enumerate(test)
-    ]  # fmt: skip
-
-
-def write_rows(folder, its):
-    folder.mkdir(exist_ok=True)
-    path = folder / metrics.METRICS
-    path.write_text("".join(json.dumps(row) + "\n" for row in its))
-    return path
-
-
-def plotted(folders, *flags):
-    return plot.main(["plot", *map(str, folders), *flags])
-
-
-def line(axes, number=0):
-    return axes.get_lines()[number].get_xydata()
 
 
 def test_a_line_is_the_mean_over_seeds_and_the_band_their_range(figures, tmp_path):
@@ -72,6 +37,36 @@ def test_what_is_missing_is_a_gap(figures, tmp_path):
     np.testing.assert_array_equal(drawn, np.array([train, test], float))
 
 
+def test_a_number_between_two_gaps_is_a_dot(figures, tmp_path):
+    curves.draw_curves(rows([0.1, None, 0.3, None, 0.4, 0.5]), tmp_path / "x.png", "")
+    (_, test) = figures[0][1][0].get_lines()
+    assert test.get_markevery() == [0, 2] and test.get_marker() == "o"
+    curves.draw_curves(rows([0.1, 0.2]), tmp_path / "x.png", "")
+    assert figures[1][1][0].get_lines()[1].get_marker() == "None"
+
+
+def look(one):
+    return one.get_color(), one._dash_pattern, one.get_linewidth()
+
+
+def test_of_equal_curves_all_are_seen(figures, tmp_path):
+    """Each is thinner than those below it; above the first, which is whole, all have gaps."""
+    runs = {str(k): [rows([0.1, 0.2])] for k in range(4)}
+    curves.draw_methods(runs, [tmp_path / "x.png"], "", "round")
+    lines = figures[0][1][0].get_lines()
+    widths = [one.get_linewidth() for one in lines]
+    assert widths == sorted(widths, reverse=True) and len({*widths}) == 4 and widths[-1] > 1.5
+    assert [one.is_dashed() for one in lines] == [False, True, True, True]
+    assert len({str(one._dash_pattern) for one in lines}) == 4
+    shown = figures[0][0].legends[0].legend_handles
+    assert [look(one) for one in shown] == [look(one) for one in lines]
+
+
+def test_forty_lines_are_forty_looks(figures, tmp_path):
+    looks = [curves._look(k, 40) for k in range(40)]
+    assert len({(one["color"], one["ls"]) for one in looks}) == 40
+
+
 def test_sensitivity_is_evenly_spaced_with_the_baseline_as_a_line(figures, tmp_path):
     points = {"a": {0.1: [0.4, 0.6], 0.001: [0.2, 0.2]}, "b": {0.01: [0.9]}}
     curves.draw_sensitivity(points, ("base", [0.3, 0.5]), [tmp_path / "x.svg"], "", "eps", "y")
@@ -86,6 +81,7 @@ def test_sensitivity_is_evenly_spaced_with_the_baseline_as_a_line(figures, tmp_p
 
 
 def test_run_folders_are_compared(figures, tmp_path, capsys):
+    """Scores, and the test loss; their names, as they have no settings."""
     folders, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "both.png"
     for folder, scores in zip(folders, ([0.1, 0.2], [0.3, 0.4]), strict=True):
         write_rows(folder, rows(scores))
@@ -94,13 +90,49 @@ def test_run_folders_are_compared(figures, tmp_path, capsys):
     axes = figures[0][1][1]
     assert [one.get_label() for one in axes.get_lines()] == [*map(str, folders)]
     np.testing.assert_allclose(line(axes, 1), [[0, 0.3], [1000, 0.4]])
+    panels = figures[0][1]
+    assert [one.get_ylabel() for one in panels] == [
+        "train recall_at_5", "test recall_at_5", "test loss"
+    ]  # fmt: skip
+    np.testing.assert_allclose(line(panels[2]), [[0, 0.5], [1000, 0.5]])
+    assert figures[0][0].legends[0].get_title().get_text() == ""
+
+
+def test_columns_of_ones_own_are_panels(figures, two, tmp_path, refuses):
+    folders, out = two({}, {"seed": 1}), f"--out={tmp_path / 'x.png'}"
+    assert plotted(folders, out, "--y=test_loss,client_updates") == 0
+    assert [one.get_ylabel() for one in figures[0][1]] == ["test loss", "client updates"]
+    np.testing.assert_allclose(line(figures[0][1][1]), [[0, 0], [10, 50]])
+    message = f"{folders[0] / metrics.METRICS}: expected --y of round, ..., found loss"
+    refuses(message, plot.main, "plot", *folders, out, "--y=loss")
+
+
+def test_every_file_is_written_and_none_unasked(
+    figures, two, tmp_path, monkeypatch, capsys, refuses
+):
+    folders, here = two({}, {"seed": 1}), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert plotted(folders, f"--out=~/a.pdf,{tmp_path}/b.PNG") == 0
+    assert capsys.readouterr().out == f"{tmp_path}/a.pdf\n{tmp_path}/b.PNG\n"
+    assert {"a.pdf", "b.PNG"} <= {path.name for path in tmp_path.iterdir()}
+    message = "--out: expected a file for the figure, as curves.pdf, found none"
+    refuses(message, plot.main, "plot", *folders)
+    for name in ("a", "a.jpeg", "a.png,b", "a.png,"):
+        message = "--out: expected files that end in .png, .pdf, .svg, with ..., found ..."
+        refuses(message, plot.main, "plot", *folders, f"--out={name}")
+    assert not [*here.iterdir()]
 
 
 def write_sweep(folder, scores):
     """Trials of both methods at two rates with two seeds; `scores`: of seed 0 in the end."""
     for ((server, rate), score), seed in itertools.product(scores.items(), (0, 1)):
         varied = {"server": server, "server_lr": str(rate), "seed": str(seed)}
-        end = {"server": server, "rounds": 20}, rows([0.0, score, score + 0.1 * seed])
+        end = (
+            {"server": server, "server_lr": rate, "seed": seed, "rounds": 20},
+            rows([0.0, score, score + 0.1 * seed]),
+        )
         results.write(folder, results.Record(name_of(varied), varied, "finished", None, *end))
     return folder
 
@@ -110,9 +142,12 @@ def test_of_a_sweep_the_chosen_settings_are_drawn(figures, tmp_path):
     scores = {("a", 1): 0.2, ("a", 3): 0.5, ("b", 1): 0.4, ("b", 3): 0.3}
     folders = [write_sweep(tmp_path / name, scores) for name in ("s", "t")]
     assert plotted(folders, "--x=virtual_time", f"--out={tmp_path / 'x.png'}") == 0
-    axes, chosen = figures[0][1][1], ["a server_lr=3", "b server_lr=1"]
-    labels = chosen + [f"{tmp_path}/t: {label}" for label in chosen]
+    axes, chosen = figures[0][1][1], ["a, server_lr 3", "b, server_lr 1"]
+    labels = [f"{label} ({tmp_path}/{name})" for name in "st" for label in chosen]
     assert [one.get_label() for one in axes.get_lines()] == labels
+    legend = figures[0][0].legends[0]
+    said = "line: mean over 2 seeds, band: from the smallest to the largest"
+    assert legend.get_title().get_text() == said
     np.testing.assert_allclose(line(axes, 0), [[0, 0], [60, 0.5], [120, 0.55]])
     np.testing.assert_allclose(line(axes, 1), [[0, 0], [60, 0.4], [120, 0.45]])
 
@@ -121,10 +156,10 @@ def test_a_sweep_without_a_finished_trial_is_refused(tmp_path, refuses):
     path = tmp_path / results.TRIALS / "x.json"
     path.parent.mkdir()
     message = f"{tmp_path}: expected at least one method with a finished trial, found none"
-    refuses(message, plot.main, "plot", tmp_path)
+    refuses(message, plot.main, "plot", tmp_path, "--out=x.png")
     path.write_text('{"name": 3}')
     message = f"{path}: expected a trial's name, status, config and rows, found {{'name': 3}}"
-    refuses(message, plot.main, "plot", tmp_path)
+    refuses(message, plot.main, "plot", tmp_path, "--out=x.png")
 
 
 def test_a_folder_whose_name_begins_a_formula_is_drawn(tmp_path):
