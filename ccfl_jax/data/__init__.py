@@ -7,6 +7,7 @@ from ccfl_jax.data.image_transforms import CHANNELS, crop_and_flip, prepare_imag
 from ccfl_jax.data.partition import partition_dirichlet, partition_iid, partition_natural
 from ccfl_jax.data.readers.cifar import load_cifar
 from ccfl_jax.data.readers.idx import read_idx
+from ccfl_jax.data.readers.leaf import load_leaf
 from ccfl_jax.data.readers.npz import load_npz
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
 from ccfl_jax.data.readers.tfds import load_tfds
@@ -20,6 +21,7 @@ __all__ = [
     "crop_and_flip",
     "load_cifar",
     "load_dataset",
+    "load_leaf",
     "load_npz",
     "load_stackoverflow",
     "load_tfds",

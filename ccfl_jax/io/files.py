@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import IO, Any
 
 LOCK, _UNFINISHED = "lock", ".tmp"
@@ -90,13 +91,15 @@ def append_line(path: str | os.PathLike, line: str) -> None:
 
 
 def as_json(data: bytes, path: str | os.PathLike) -> Any:
-    """The value of strict JSON, read from `path`.
+    """The value of strict JSON, read from `path`: without NaN, and each name of an object once.
 
     Raises:
         ValueError: with the file's name, if it is not strict JSON.
     """
     try:
-        return json.loads(data.decode(), parse_constant=_no_constant)
+        return json.loads(
+            data.decode(), parse_constant=_no_constant, object_pairs_hook=_without_repeats
+        )
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{os.fspath(path)}: expected JSON, found {reason}") from None
@@ -104,6 +107,15 @@ def as_json(data: bytes, path: str | os.PathLike) -> Any:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"expected numbers, found {name}")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"expected each name once, found {shortened(twice)} again")
+    return found
 
 
 def _is_own(name: str, own: Collection[str]) -> bool:

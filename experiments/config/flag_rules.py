@@ -42,7 +42,7 @@ class Dataset(NamedTuple):
 
 _ANY = ("mlp", "logistic")
 _IMAGES = ("cnn", "mcmahan_cnn", *_ANY, "resnet18", "resnet20")
-_OWN = Dataset(_IMAGES, files=False, clients=True, arguments="(PATH)")
+_OWN = Dataset(_IMAGES, files=False, clients=True)
 DATASETS = {
     "digits": Dataset(_ANY, files=False),
     "fashion_mnist": Dataset(_IMAGES),
@@ -50,7 +50,8 @@ DATASETS = {
     "cifar10": Dataset(("resnet18", "resnet20", *_ANY)),
     "cifar100": Dataset(("resnet18", "resnet20", *_ANY)),
     "stackoverflow": Dataset(("tags",), clients=True, drawn=True, one_label=False),
-    "npz": _OWN,
+    "npz": _OWN._replace(arguments="(PATH)"),
+    "leaf": _OWN._replace(arguments="(PATH)"),
 }
 DATASET_FORMS = tuple(name + one.arguments for name, one in DATASETS.items())
 OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")

@@ -84,15 +84,15 @@ def with_value(name, place, value, dtype=None):
     (with_value("y_train", 4, 0.5, float), "y_train: expected integers from 0, found 0.5 in row 4"),
     (with_value("y_train", 4, np.nan, float),
      "y_train: expected integers from 0, found nan in row 4"),
-    (with_value("y_train", 4, 15), "arrays: expected labels below 15, the rows, found 15"),
+    (with_value("y_train", 4, 1000), "y: expected labels below 1000, found 1000"),
     ({"client_train": np.zeros(3, int)},
      "client_train: expected one client id for each of 12 rows, found int64 [3]"),
     ({"client_train": np.zeros(12)},
      "client_train: expected one client id for each of 12 rows, found float64 [12]"),
     ({"x_test": np.zeros((3, 4))},
-     "arrays: expected test samples like those of training, float32 [5], found float32 [4]"),
+     "x_test: expected samples like those of training, float32 [5], found float32 [4]"),
     ({"x_test": np.zeros((3, 5), np.uint8)},
-     "arrays: expected test samples like those of training, float32 [5], found uint8 [5]"),
+     "x_test: expected samples like those of training, float32 [5], found uint8 [5]"),
 ])  # fmt: skip
 def test_every_fault_is_named_with_its_row(tmp_path, changed, message):
     path = write(tmp_path, **changed)

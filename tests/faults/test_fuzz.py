@@ -67,6 +67,26 @@ def own_npz(folder):
     np.savez_compressed(folder / "own.npz", y_train=np.arange(4), y_test=np.arange(2), **rows)
 
 
+def own_leaf(folder):
+    """One file for both parts: its link is read where the other is."""
+    text = {
+        "x": ["To be, or not to be, that is the question: whether 'tis nobler in the mind to su"]
+    }
+    users = {"users": ["a", "b"], "num_samples": [1, 1]}
+    data = {name: text | {"y": ["f"]} for name in users["users"]}
+    (folder / "users.json").write_text(json.dumps(users | {"user_data": data}))
+
+
+def read_leaf(folder):
+    for part in ("train", "test"):
+        (folder / part).symlink_to(folder)
+    try:
+        read_own(fd.load_leaf, folder)
+    finally:
+        for part in ("train", "test"):
+            (folder / part).unlink()
+
+
 def read_posts(folder, **arguments):
     train, test, counts = corpus.load(folder, **arguments)
     for part in (train, test):
@@ -240,6 +260,7 @@ READERS = {
     "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_posts),
     "example in SQLite": Reader(CORPUS | {DATABASE: MESSAGE}, read_posts, {DATABASE: database_of}),
     "own npz": Reader(OWN, partial(read_own, lambda at: fd.load_npz(at / "own.npz"))),
+    "LEAF": Reader(written(own_leaf), read_leaf),
     "schedule": Reader(NPZ, read_schedule, examples=800),
     **{f"schedule's {name}": one_array(name) for name in ("client", "present", "time")},
     "rows": Reader(RECORD, read_rows),

@@ -39,7 +39,8 @@ def load_npz(
         if "client_train" in arrays:
             ids = arrays["client_train"]
             train["client"] = samples.clients("client_train", ids, len(train["y"]))
-        return train, test, samples.count_classes("arrays", train, test)
+        samples.check_alike("x_test", train, test)
+        return train, test, samples.count_classes("y", train, test)
 
 
 def _part(arrays: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:

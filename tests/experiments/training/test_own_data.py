@@ -43,6 +43,17 @@ def test_a_run_of_two_rounds(tmp_path, model, capsys):
     assert f"train[npz({tmp_path / 'own.npz'})]" in provenance
 
 
+def test_a_run_of_leafs_files(tmp_path):
+    users = {name: {"x": RNG.random((4, 784)).tolist(), "y": [0, 1, 2, 1]} for name in "abc"}
+    text = json.dumps({"users": [*users], "num_samples": [4] * 3, "user_data": users})
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "all_data.json").write_text(text)
+    assert run(f"--dataset=leaf({tmp_path})", "--model=cnn", f"--out_dir={tmp_path / 'r'}") == 0
+    rows = rows_of(tmp_path / "r")
+    assert [row["round"] for row in rows] == [0, 1, 2] and rows[2]["train_loss"] > 0
+
+
 def test_it_is_resumed_with_the_same_data_alone(tmp_path, capsys):
     data, folder = write(tmp_path / "own.npz"), f"--out_dir={tmp_path / 'r'}"
     assert run(data, folder) == 0
