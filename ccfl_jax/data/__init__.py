@@ -11,6 +11,7 @@ from ccfl_jax.data.readers.leaf import load_leaf
 from ccfl_jax.data.readers.npz import load_npz
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
 from ccfl_jax.data.readers.tfds import load_tfds
+from ccfl_jax.data.readers.tff import load_tff
 from ccfl_jax.data.synthetic import synthetic
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "load_npz",
     "load_stackoverflow",
     "load_tfds",
+    "load_tff",
     "partition_dirichlet",
     "partition_iid",
     "partition_natural",

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from ccfl_jax.checks import check_labels
+from ccfl_jax.data.readers.characters import NUM_IDS
 from ccfl_jax.data.readers.cifar import load_cifar
 from ccfl_jax.data.readers.idx import read_idx
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
 from ccfl_jax.data.readers.tfds import load_tfds
+from ccfl_jax.data.readers.tff import load_tff
 from ccfl_jax.data.synthetic import synthetic
 
 # The data sets that load_dataset knows, and how many classes each has.
@@ -20,6 +22,10 @@ NUM_CLASSES = {
     "cifar10": 10,
     "cifar100": 100,
     "stackoverflow": 500,
+    "fed_emnist": 62,
+    "fed_emnist_digitsonly": 10,
+    "fed_cifar100": 100,
+    "shakespeare": NUM_IDS,
 }
 
 _DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -45,6 +51,8 @@ def load_dataset(
       the binary version in `data_dir`, else through TFDS, see `load_cifar`.
     * `stackoverflow`: `load_stackoverflow(data_dir)` with its other arguments at their defaults;
       x int32 [n, 250] word ids, y int32 [n, tags] tags, both padded with -1.
+    * `fed_emnist`, `fed_emnist_digitsonly`, `fed_cifar100`, `shakespeare`:
+      `load_tff(name, data_dir)`.
     * `synthetic`: `synthetic()` with its default arguments; x float32 [n, 60].
 
     Args:
@@ -53,7 +61,8 @@ def load_dataset(
 
     Returns:
         train and test, each a dict with "x" and "y" (int32 [n], in 0..NUM_CLASSES[name]-1); where
-        the clients are part of the data (`synthetic`), also "client" (int32 [n]).
+        the clients are part of the data, also "client" (int32 [n]). Of `stackoverflow` and
+        `shakespeare` y has a second axis.
 
     Raises:
         ValueError: unknown name, or a damaged file, or files that do not belong together.
@@ -68,13 +77,13 @@ def load_dataset(
         return load_cifar(name, data_dir)
     if name == "synthetic":
         return synthetic()[:2]
+    if name not in NUM_CLASSES:
+        raise ValueError(f"data set: expected {', '.join(NUM_CLASSES)}, found {name!r}")
+    if data_dir is None:
+        raise ValueError(f"data_dir: expected the folder of the files of {name}, found none")
     if name == "stackoverflow":
-        if data_dir is None:
-            raise ValueError(
-                "data_dir: expected the folder of the Stack Overflow files, found none"
-            )
         return load_stackoverflow(data_dir)[:2]
-    raise ValueError(f"data set: expected {', '.join(NUM_CLASSES)}, found {name!r}")
+    return load_tff(name, data_dir)[:2]
 
 
 def _digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -14,6 +14,7 @@ CHANNELS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
+CHANNELS["fed_cifar100"] = CHANNELS["cifar100"]  # the same images
 
 
 def prepare_images(

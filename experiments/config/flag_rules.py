@@ -50,6 +50,9 @@ DATASETS = {
     "cifar10": Dataset(("resnet18", "resnet20", *_ANY)),
     "cifar100": Dataset(("resnet18", "resnet20", *_ANY)),
     "stackoverflow": Dataset(("tags",), clients=True, drawn=True, one_label=False),
+    "fed_emnist": Dataset(_IMAGES, clients=True, drawn=True),
+    "fed_emnist_digitsonly": Dataset(_IMAGES, clients=True, drawn=True),
+    "fed_cifar100": Dataset(("resnet18", "resnet20", *_ANY), clients=True, drawn=True),
     "npz": _OWN._replace(arguments="(PATH)"),
     "leaf": _OWN._replace(arguments="(PATH)"),
 }
@@ -100,11 +103,9 @@ def _check_data(values: dict[str, Any], given: set[str]) -> None:
     if "data_dir" in given and not dataset.files:
         users = ", ".join(other for other, one in DATASETS.items() if one.files)
         raise ValueError(f"--data_dir: expected with {users}, found with --dataset={name}")
+    if dataset.drawn and values["data_dir"] is None:
+        raise ValueError(f"--data_dir: expected the folder of the files of {name}, found none")
     if name == "stackoverflow":
-        if values["data_dir"] is None:
-            raise ValueError(
-                "--data_dir: expected the folder of the Stack Overflow files, found none"
-            )
         return
     for flag in OF_STACKOVERFLOW:
         if flag in given:

@@ -36,7 +36,7 @@ class Config:
     data_dir: str | None = _data(
         PATH,
         None,
-        "folder of the data set's files (IDX, CIFAR binary, Stack Overflow SQLite)",
+        "folder of the data set's files (IDX, CIFAR binary, SQLite of TFF's release)",
         may_change="always",
     )
     model: str = _data(
@@ -51,7 +51,7 @@ class Config:
         "dtype of the model's computation; parameters and state stay float32",
     )
     num_clients: int = _data(
-        whole(1), 100, "clients of the training data; of stackoverflow so many are drawn"
+        whole(1), 100, "clients of the training data; of stackoverflow, fed_* so many are drawn"
     )
     partition: str = _data(
         one_of("iid", "dirichlet", "dirichlet_client", "natural"),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -47,8 +48,8 @@ def source(config: Config) -> tuple:
     own = config.dataset, config.data_dir, config.validation, config.data_seed if is_drawn else None
     if not dataset_of(config.dataset)[2].drawn:
         return own
-    drawn = config.num_clients, config.seed_of("data")
-    return *own, *drawn, *(getattr(config, n) for n in OF_STACKOVERFLOW)
+    limits = (getattr(config, n) for n in OF_STACKOVERFLOW)
+    return *own, config.num_clients, config.seed_of("data"), *limits
 
 
 def load(
@@ -65,23 +66,23 @@ def load(
     trials share them, unless a `data_seed` draws them.
     """
     name, arguments, properties = dataset_of(dataset)
+    left_out, num_classes = 0, ccfl.data.NUM_CLASSES.get(name)
     if arguments:
-        path, *more = arguments
+        path, *columns = arguments
         read = getattr(ccfl.data, f"load_{name}")
-        train, test, num_classes = read(os.path.expanduser(path), *more)
-        return Loaded(*held_out(train, validation, data_seed), test, 0, num_classes)
-    left_out = 0
-    if properties.drawn:
+        train, test, num_classes = read(os.path.expanduser(path), *columns)
+    elif properties.drawn:
         num_clients, seed, *limits = drawn
-        limits = dict(zip(OF_STACKOVERFLOW, limits, strict=True))
-        train, test, counts = ccfl.load_stackoverflow(data_dir, num_clients, seed, **limits)
+        used = {n: v for n, v in zip(OF_STACKOVERFLOW, limits, strict=True) if v is not None}
+        is_tags = name == "stackoverflow"
+        read = ccfl.load_stackoverflow if is_tags else partial(ccfl.data.load_tff, name)
+        train, test, counts = read(data_dir, num_clients, seed, **used)
         left_out = counts["too_small"]
     elif dataset == "synthetic" and data_seed is not None:
         train, test, _ = synthetic(seed=data_seed)
     else:
-        train, test = ccfl.load_dataset(dataset, data_dir)
-    held = held_out(train, validation, data_seed)
-    return Loaded(*held, test, left_out, ccfl.data.NUM_CLASSES[dataset])
+        train, test = ccfl.load_dataset(name, data_dir)
+    return Loaded(*held_out(train, validation, data_seed), test, left_out, num_classes)
 
 
 def held_out(

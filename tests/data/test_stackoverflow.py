@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusal import refused
 
 from ccfl_jax.data import partition_natural
-from ccfl_jax.data.readers import stackoverflow
+from ccfl_jax.data.readers import federated_sqlite
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
 
 DEBIAN = Path(__file__).parents[3] / "shared" / "data" / "debian_tags"
@@ -95,7 +95,7 @@ def test_clients_are_searched_by_any_index_on_them_with_the_same_result(tmp_path
         equal(plain, indexed)
     if columns and "client_id" in columns:
         with contextlib.closing(sqlite3.connect(path)) as db:
-            plan = db.execute(f"EXPLAIN QUERY PLAN {stackoverflow._EXAMPLES}", ("", "[]"))
+            plan = db.execute(f"EXPLAIN QUERY PLAN {federated_sqlite.EXAMPLES}", ("", "[]"))
             search, *others = [row[-1] for row in plan]
         assert "SEARCH examples USING INDEX i" in search and "client_id=?" in search
         assert not any("ORDER BY" in step for step in others)  # nothing is sorted

@@ -73,7 +73,7 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys, command, near):
         ("reproduce --rounds=2", "NAME: expected at least one, found none"),
         ("reproduce fig3_beta word", "NAME: expected one name, found 'fig3_beta word'"),
         ("train --dataset=stackoverflow --model=tags --server_lr=1",
-         "--data_dir: expected the folder of the Stack Overflow files, found none"),
+         "--data_dir: expected the folder of the files of stackoverflow, found none"),
         ("train --dataset=digits --model=mlp --server_lr=1 --data_dir=a",
          "--data_dir: expected with fashion_mnist, cifar10, ..., found with --dataset=digits"),
         ("train --server_lr=1 --alpha=1 --partition=iid",
@@ -152,7 +152,7 @@ def merged(*pairs):
     ("call", "message"),
     [
         (lambda: ccfl.load_dataset("stackoverflow"),
-         "data_dir: expected the folder of the Stack Overflow files, found none"),
+         "data_dir: expected the folder of the files of stackoverflow, found none"),
         (merged(), "TFDS 'a': expected samples in train and test, found a split without"),
         (merged(((2, 2), 0), ((2, 3), 1)), "TFDS 'a': expected inputs of one kind and scalar "
          "labels, found inputs float64 (2, 2) and float64 (2, 3), a label of shape ()"),
@@ -209,7 +209,8 @@ def messages():
 
 
 # These put a name, of a file and perhaps of a part of it, or of a flag, before what they raise.
-READERS = {"sweep_file", "idx", "sqlite", "stackoverflow", "npz", "files", "parsers"}
+READERS = {"sweep_file", "idx", "sqlite", "federated_sqlite", "stackoverflow", "tff", "npz", "files"}
+READERS |= {"parsers"}
 FROM_ELSEWHERE = {
     "{}": "a message that a function makes",
     "{}, of the trial {}": "the message about the settings of a trial",

@@ -26,6 +26,7 @@ from problems import make_schedule
 
 from ccfl_jax import Schedule
 from ccfl_jax import data as fd
+from ccfl_jax.data.readers.tf_example import encode_example
 from ccfl_jax.runs import metrics, run_config
 from experiments.config import run_flags
 from experiments.config.sweep_file import SWEEP_FILE
@@ -85,6 +86,19 @@ def read_leaf(folder):
     finally:
         for part in ("train", "test"):
             (folder / part).unlink()
+
+
+def read_letters(folder):
+    train, test, _ = fd.load_tff("fed_emnist", folder, cache_dir=folder / "cache")
+    read_own(lambda at: (train, test, 62), folder)
+    assert train["x"].min() >= 0 and train["x"].max() <= 1 and test["client"].min() >= -1
+
+
+def own_letters(folder):
+    rows = [(split, "a", LETTER) for split in ("all_train", "all_test")]
+    corpus.write(folder, rows, name="emnist_all")
+    for name in ("word_count", "tag_count"):
+        (folder / name).unlink()
 
 
 def read_posts(folder, **arguments):
@@ -241,6 +255,7 @@ PAGES = {**CORPUS, DATABASE: CORPUS[DATABASE][100:]}
 MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
 NPZ = written(lambda folder: SCHEDULE.save(folder / NAME))
 OWN = written(own_npz)
+LETTER = encode_example({"pixels": [0.5] * 784, "label": [5]})
 RESULT = json.dumps(results.made(TRIAL, ROWS)._asdict()).encode()
 PRESET = (presets._FILE.parent / "digits.flags").read_bytes()
 
@@ -260,6 +275,7 @@ READERS = {
     "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_posts),
     "example in SQLite": Reader(CORPUS | {DATABASE: MESSAGE}, read_posts, {DATABASE: database_of}),
     "own npz": Reader(OWN, partial(read_own, lambda at: fd.load_npz(at / "own.npz"))),
+    "EMNIST of clients": Reader(written(own_letters), read_letters),
     "LEAF": Reader(written(own_leaf), read_leaf),
     "schedule": Reader(NPZ, read_schedule, examples=800),
     **{f"schedule's {name}": one_array(name) for name in ("client", "present", "time")},

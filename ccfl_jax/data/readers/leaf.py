@@ -63,13 +63,13 @@ def load_leaf(
     numbers = {user: number for number, user in enumerate(sorted(train))}
     is_tweets = isinstance(next(iter(train.values())).x, list)
     words = _vocabulary(train) if is_tweets else {}
-    parts = [_arrays(part, numbers, words) for part in (train, test)]
+    own, held = (_arrays(part, numbers, words) for part in (train, test))
     with naming(folder):
-        samples.check_alike("test", *parts)
+        samples.check_alike("test", own, held)
         if is_tweets:
-            return *parts, 2
-        is_text = parts[0]["x"].dtype == np.int32
-        return *parts, characters.NUM_IDS if is_text else samples.count_classes("y", *parts)
+            return own, held, 2
+        is_text = own["x"].dtype == np.int32
+        return own, held, characters.NUM_IDS if is_text else samples.count_classes("y", own, held)
 
 
 def _read(folder: Path) -> dict[str, _User]:

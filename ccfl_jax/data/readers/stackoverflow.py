@@ -1,54 +1,29 @@
 """Tag prediction on Stack Overflow: reader of the federated SQLite release."""
 
-import json
 import sqlite3
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
-from reprlib import repr as shortened
-from typing import NamedTuple
 
 import numpy as np
 
 from ccfl_jax.checks import check_seed, check_whole
-from ccfl_jax.data.readers.sqlite import decompressed, file_size, open_database
-from ccfl_jax.data.readers.tf_example import decode_example
+from ccfl_jax.data.readers.federated_sqlite import (
+    COLUMNS,
+    STREAM,
+    Wanted,
+    clients,
+    databases,
+    decoded,
+    draw_train,
+    find,
+    numbers_in_train,
+)
+from ccfl_jax.data.readers.sqlite import decompressed, open_database
 from ccfl_jax.data.readers.vocabulary import read_tag_ids, read_word_ids
 
-# The stream of this module's draws: no other part of a run with the same seed shares it.
-_STREAM = 0x534F5441
-_DATABASES = [
-    f"{stem}.sqlite{packed}"
-    for stem in ("stackoverflow", "corpus")
-    for packed in ("", ".xz", ".lzma")
-]
-_COLUMNS = {
-    "examples": {"split_name", "client_id", "serialized_example_proto"},
-    "client_metadata": {"split_name", "client_id", "num_examples"},
-}
-# By client, for which SQLite uses an index on them or sorts.
-_EXAMPLES = (
-    "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
-    "AND client_id IN (SELECT value FROM json_each(?)) ORDER BY client_id, rowid"
-)
+_TITLE = "Stack Overflow"
 _FEATURES = ("title", "tokens", "tags")
 _PADDING, _UNKNOWN = -1, -2
-
-
-class _Wanted(NamedTuple):
-    """Which examples of a split to read.
-
-    Attributes:
-        split: its name.
-        clients: the ids of the n clients to read.
-        sizes: int64 [n], how many examples each has.
-        rows: int64 [n], how many of these to read, the first in the file.
-    """
-
-    split: str
-    clients: list[str]
-    sizes: np.ndarray
-    rows: np.ndarray
 
 
 def load_stackoverflow(
@@ -129,14 +104,15 @@ def load_stackoverflow(
         if name != "num_clients" or value is not None:
             check_whole(name, value, 1)
     check_seed(seed)
-    source = _find(data_dir, _DATABASES)
+    source = find(_TITLE, data_dir, databases("stackoverflow", "corpus"))
     word_file, tag_file = (
-        _find(data_dir, [f"stackoverflow.{name}", name]) for name in ("word_count", "tag_count")
+        find(_TITLE, data_dir, [f"stackoverflow.{name}", name])
+        for name in ("word_count", "tag_count")
     )
     words, tags = read_word_ids(word_file, vocabulary), read_tag_ids(tag_file, num_tags)
     plain = decompressed(source, Path(cache_dir))
-    with open_database(plain, source, _COLUMNS) as db:
-        train_rows, counts = _draw_train(db, num_clients, min_examples, max_examples, seed)
+    with open_database(plain, source, COLUMNS) as db:
+        train_rows, counts = draw_train(db, "train", num_clients, seed, min_examples, max_examples)
         test_rows = _draw_test(db, max_test)
         train, facts = _encode(db, train_rows, words, tags, max_words, keep_unknown)
         test, _ = _encode(db, test_rows, words, tags, max_words, keep_unknown)
@@ -145,102 +121,23 @@ def load_stackoverflow(
                 raise ValueError(
                     f"expected something that is in {file}, found nothing in the chosen examples"
                 )
-    number = {client: k for k, client in enumerate(train_rows.clients)}
-    own = [number.get(client, -1) for client in test_rows.clients]
-    train["client"] = np.repeat(np.arange(len(number), dtype=np.int32), train_rows.rows)
-    test["client"] = np.repeat(np.array(own, np.int32), test_rows.rows)
+    for part, rows in ((train, train_rows), (test, test_rows)):
+        part["client"] = np.repeat(numbers_in_train(train_rows, rows), rows.rows)
     return train, test, {**counts, **facts}
 
 
-def _find(data_dir: str | Path, names: list[str]) -> Path:
-    paths = (Path(data_dir) / name for name in names)
-    found = next((path for path in paths if path.is_file()), None)
-    if found is None:
-        raise FileNotFoundError(
-            f"Stack Overflow: expected one of {', '.join(names)} in {data_dir}, found none"
-        )
-    return found
-
-
-def _clients(db: sqlite3.Connection, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of a split's clients, ascending, and how many examples each has, int64."""
-    query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
-    sizes = {}
-    for client, size in db.execute(query, (split,)):
-        if not isinstance(client, str) or not isinstance(size, int) or size < 0:
-            raise ValueError(
-                "client_metadata: expected a text and an integer >= 0, found "
-                f"{shortened((client, size))} in the split {split}"
-            )
-        if client in sizes:
-            raise ValueError(
-                f"client_metadata: expected one row for each client, found two of "
-                f"{shortened(client)} in the split {split}"
-            )
-        sizes[client] = size
-    total, most = sum(sizes.values()), file_size(db)
-    if not 0 < total <= most:
-        raise ValueError(
-            f"client_metadata: expected 1 to {most} examples in the split {split} (the bytes of "
-            f"the file), found {total}"
-        )
-    ids = sorted(sizes)
-    return np.array(ids, object), np.array([sizes[client] for client in ids], np.int64)
-
-
-def _draw_train(
-    db: sqlite3.Connection, num_clients: int | None, least: int, most: int, seed: int
-) -> tuple[_Wanted, dict[str, int]]:
-    """The examples to read of the split `train`, and its counts of clients."""
-    ids, sizes = _clients(db, "train")
-    chosen = np.flatnonzero(sizes >= least)
-    counts = {"clients": len(ids), "too_small": len(ids) - chosen.size}
-    if chosen.size < (num_clients or 1):
-        raise ValueError(
-            f"expected at least num_clients={num_clients or 1} clients with {least} training "
-            f"examples or more, found {chosen.size}, and {counts['too_small']} with fewer"
-        )
-    if num_clients is not None:
-        rng = np.random.default_rng([seed, _STREAM])
-        chosen = np.sort(rng.choice(chosen, num_clients, replace=False))
-    sizes = sizes[chosen]
-    return _Wanted("train", ids[chosen].tolist(), sizes, np.minimum(sizes, most)), counts
-
-
-def _draw_test(db: sqlite3.Connection, most: int) -> _Wanted:
-    ids, sizes = _clients(db, "test")
-    order = np.random.default_rng(_STREAM).permutation(len(ids))
+def _draw_test(db: sqlite3.Connection, most: int) -> Wanted:
+    ids, sizes = clients(db, "test")
+    order = np.random.default_rng(STREAM).permutation(len(ids))
     before = np.cumsum(sizes[order]) - sizes[order]
     chosen = order[before < most]
     rows = np.minimum(sizes[chosen], most - before[before < most])
-    return _Wanted("test", ids[chosen].tolist(), sizes[chosen], rows)
-
-
-def _examples(db: sqlite3.Connection, wanted: _Wanted) -> Iterator[tuple[int, object]]:
-    """Each wanted example with the place of its client, in the order of the file."""
-    places = {client: place for place, client in enumerate(wanted.clients)}
-    rows, found = wanted.rows.tolist(), [0] * len(places)
-    for client, message in db.execute(_EXAMPLES, (wanted.split, json.dumps(wanted.clients))):
-        place = places.get(client)  # a column may say that 'a' equals 'A'
-        if place is None:
-            raise ValueError(
-                f"client_metadata: expected every client of the split {wanted.split}, found no "
-                f"{shortened(client)}"
-            )
-        if found[place] < rows[place]:
-            yield place, message
-        found[place] += 1
-    for client, size, count in zip(wanted.clients, wanted.sizes.tolist(), found, strict=True):
-        if count != size:
-            raise ValueError(
-                f"client {shortened(client)} of the split {wanted.split}: expected {size} "
-                f"examples, as in client_metadata, found {count}"
-            )
+    return Wanted("test", ids[chosen].tolist(), sizes[chosen], rows)
 
 
 def _encode(
     db: sqlite3.Connection,
-    wanted: _Wanted,
+    wanted: Wanted,
     words: dict[bytes, int],
     tags: dict[bytes, int],
     max_words: int,
@@ -251,12 +148,7 @@ def _encode(
     next_row = (np.cumsum(wanted.rows) - wanted.rows).tolist()
     tag_rows, tag_places, tag_ids = array("q"), array("i"), array("i")
     facts: dict[str, int] = dict.fromkeys(("words", "unknown_words", "cut_texts", "untagged"), 0)
-    for place, message in _examples(db, wanted):
-        try:
-            text, names = _text_and_tags(message)
-        except ValueError as error:
-            client = shortened(wanted.clients[place])
-            raise ValueError(f"client {client}: {error}") from error
+    for place, (text, names) in decoded(db, wanted, _FEATURES, _text_and_tags):
         row, next_row[place] = next_row[place], next_row[place] + 1
         ids = [words.get(word, _UNKNOWN) for word in text]
         facts["words"] += len(ids)
@@ -276,10 +168,7 @@ def _encode(
     return {"x": x, "y": y}, facts
 
 
-def _text_and_tags(message: object) -> tuple[list[bytes], list[bytes]]:
-    if not isinstance(message, bytes):
-        raise ValueError(f"expected an example as a blob, found {type(message).__name__}")
-    features = decode_example(message, _FEATURES)
+def _text_and_tags(features: dict[str, list]) -> tuple[list[bytes], list[bytes]]:
     for name in _FEATURES:
         values = features.get(name, [])
         if len(values) != 1 or not isinstance(values[0], bytes):

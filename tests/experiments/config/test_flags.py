@@ -126,7 +126,7 @@ _PLACE = "--coordinator: expected auto, or HOST:PORT with both, found"
     ("--partition=natural", "--partition: expected iid, ... with --dataset=fashion_mnist"),
     ("--dataset=digits", "--model: expected mlp, logistic, found cnn with --dataset=digits"),
     ("--model=tags", "--model: expected cnn, ..., found tags with --dataset=fashion_mnist"),
-    (_TAGS, "--data_dir: expected the folder of the Stack Overflow files, found none"),
+    (_TAGS, "--data_dir: expected the folder of the files of stackoverflow, found none"),
     (f"{_TAGS} --data_dir=a", "--partition: expected natural, found dirichlet with ..."),
     ("--max_words=9", "--max_words: expected with stackoverflow, ... --dataset=fashion_mnist"),
     ("--dataset=digits --model=mlp --data_dir=a", "--data_dir: expected with ...=digits"),
@@ -198,7 +198,7 @@ def test_servers_and_datasets_are_those_of_the_library():
             parameters = {"learning_rate", *inspect.signature(ccfl.cc_fedams).parameters}
         assert parameters - {"nesterov"} == ({"learning_rate", *names} if parameters else set())
     named = {name for name, one in flag_rules.DATASETS.items() if not one.arguments}
-    assert named == {*NUM_CLASSES}
+    assert named == {*NUM_CLASSES} - {"shakespeare"}  # for which there is no model here
     own = {*flag_rules.DATASETS} - named
     assert all(callable(getattr(ccfl.data, f"load_{name}")) for name in own)
 

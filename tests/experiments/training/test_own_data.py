@@ -3,11 +3,13 @@
 import dataclasses
 import json
 
+import corpus
 import numpy as np
 import pytest
 from refusal import ended
 from small_runs import BASE, rows_of
 
+from ccfl_jax.data.readers.tf_example import encode_example
 from experiments import schedule, sweep, train
 from experiments.config import run_flags
 from experiments.training import method, parts
@@ -52,6 +54,22 @@ def test_a_run_of_leafs_files(tmp_path):
     assert run(f"--dataset=leaf({tmp_path})", "--model=cnn", f"--out_dir={tmp_path / 'r'}") == 0
     rows = rows_of(tmp_path / "r")
     assert [row["round"] for row in rows] == [0, 1, 2] and rows[2]["train_loss"] > 0
+
+
+def test_a_run_of_drawn_writers(tmp_path):
+    """Three of five; test samples are of all."""
+    pixels = [0.25] * 784
+    rows = [
+        (split, f"f{k}", encode_example({"pixels": pixels, "label": [k]}))
+        for split in ("all_train", "all_test")
+        for k in range(5)
+    ]
+    corpus.write(tmp_path, rows, name="emnist_all")
+    words = ["--dataset=fed_emnist", f"--data_dir={tmp_path}", "--model=cnn"]
+    assert run(*words, f"--out_dir={tmp_path / 'r'}") == 0
+    assert [row["round"] for row in rows_of(tmp_path / "r")] == [0, 1, 2]
+    provenance = json.loads((tmp_path / "r/provenance.json").read_text())
+    assert "train[fed_emnist,3,0]" in provenance
 
 
 def test_it_is_resumed_with_the_same_data_alone(tmp_path, capsys):
@@ -113,6 +131,11 @@ def test_home_is_found(tmp_path, monkeypatch):
     ({}, ["--dataset=npz"], "--dataset: expected digits, ..., found 'npz'..."),
     ({}, ["--dataset=npz()"], "--dataset: expected digits, ..., found 'npz()'..."),
     ({}, ["--dataset=npz(nowhere.npz)"], "nowhere.npz: No such file or directory"),
+    ({}, ["--dataset=fed_emnist"],
+     "--data_dir: expected the folder of the files of fed_emnist, found none"),
+    ({}, ["--dataset=fed_emnist", "--data_dir=a", "--partition=iid"],
+     "--partition: expected natural, found iid with --dataset=fed_emnist"),
+    ({}, ["--dataset=shakespeare"], "--dataset: expected digits, ..., found 'shakespeare'..."),
     ({}, ["--model=tags"], "--model: expected cnn, ..., found tags with --dataset=npz(...)"),
 ])  # fmt: skip
 def test_what_is_refused(tmp_path, refuses, own, words, message):

@@ -19,6 +19,9 @@ SHAPES = {
     "cifar10": ((32, 32, 3), np.uint8),
     "cifar100": ((32, 32, 3), np.uint8),
     "stackoverflow": ((40,), np.int32),
+    "fed_emnist": ((28, 28, 1), np.float32),
+    "fed_emnist_digitsonly": ((28, 28, 1), np.float32),
+    "fed_cifar100": ((32, 32, 3), np.uint8),
 }
 # Numbers of parameters that are known from elsewhere: McMahan et al., NIID-Bench, and by hand.
 PARAMETERS = {
@@ -30,7 +33,7 @@ PARAMETERS = {
     ("stackoverflow", "tags"): 10_000 * 500 + 500,
     ("digits", "logistic"): 64 * 10 + 10,
 }
-PAIRS = [(name, m) for name in NUM_CLASSES for m in flag_rules.DATASETS[name].models]
+PAIRS = [(name, model) for name in SHAPES for model in flag_rules.DATASETS[name].models]
 PAIRS = [pytest.param(*p, marks=pytest.mark.slow if "resnet" in p[1] else []) for p in PAIRS]
 
 
@@ -49,7 +52,9 @@ def test_every_pair_of_data_and_model_is_a_task(dataset, model):
     assert made.observe is not None  # loss and metrics from one pass
 
 
-@pytest.mark.parametrize(("dataset", "different"), [("cifar10", 4), ("fashion_mnist", 1)])
+@pytest.mark.parametrize(
+    ("dataset", "different"), [("cifar10", 4), ("fed_cifar100", 4), ("fashion_mnist", 1)]
+)
 def test_cifar_is_cropped_in_training_and_never_in_evaluation(dataset, different):
     """A shifted view of an image of ones has a black border, so its loss differs; evaluation, and
     training on Fashion-MNIST, see the image as it is whatever the key."""
