@@ -5,6 +5,7 @@ from ccfl_jax.data.datasets import NUM_CLASSES, load_dataset
 from ccfl_jax.data.federated_data import FederatedData
 from ccfl_jax.data.image_transforms import CHANNELS, crop_and_flip, prepare_images
 from ccfl_jax.data.partition import partition_dirichlet, partition_iid, partition_natural
+from ccfl_jax.data.readers.arrow import load_huggingface, load_parquet
 from ccfl_jax.data.readers.cifar import load_cifar
 from ccfl_jax.data.readers.idx import read_idx
 from ccfl_jax.data.readers.leaf import load_leaf
@@ -22,8 +23,10 @@ __all__ = [
     "crop_and_flip",
     "load_cifar",
     "load_dataset",
+    "load_huggingface",
     "load_leaf",
     "load_npz",
+    "load_parquet",
     "load_stackoverflow",
     "load_tfds",
     "load_tff",

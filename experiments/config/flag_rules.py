@@ -55,6 +55,8 @@ DATASETS = {
     "fed_cifar100": Dataset(("resnet18", "resnet20", *_ANY), clients=True, drawn=True),
     "npz": _OWN._replace(arguments="(PATH)"),
     "leaf": _OWN._replace(arguments="(PATH)"),
+    "parquet": _OWN._replace(arguments="(PATH,x=x,y=y,client=client)"),
+    "huggingface": _OWN._replace(arguments="(PATH,x=x,y=y,client=client)"),
 }
 DATASET_FORMS = tuple(name + one.arguments for name, one in DATASETS.items())
 OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")

@@ -26,7 +26,6 @@ from problems import make_schedule
 
 from ccfl_jax import Schedule
 from ccfl_jax import data as fd
-from ccfl_jax.data.readers.tf_example import encode_example
 from ccfl_jax.runs import metrics, run_config
 from experiments.config import run_flags
 from experiments.config.sweep_file import SWEEP_FILE
@@ -51,54 +50,6 @@ def read_images(name, shape):
             assert 0 <= part["y"].min() <= part["y"].max() < fd.NUM_CLASSES[name]
 
     return read
-
-
-def read_own(load, folder):
-    train, test, num_classes = load(folder)
-    for part in (train, test):
-        assert part["x"].dtype in (np.float32, np.uint8, np.int32) and np.isfinite(part["x"]).all()
-        assert part["y"].dtype == np.int32 and len(part["y"]) == len(part["x"])
-        assert 0 <= part["y"].min() <= part["y"].max() < num_classes
-    assert train["x"].shape[1:] == test["x"].shape[1:]
-    assert train.get("client", np.zeros(1)).min() >= 0
-
-
-def own_npz(folder):
-    rows = {"x_train": np.ones((4, 3)), "x_test": np.ones((2, 3)), "client_train": np.arange(4)}
-    np.savez_compressed(folder / "own.npz", y_train=np.arange(4), y_test=np.arange(2), **rows)
-
-
-def own_leaf(folder):
-    """One file for both parts: its link is read where the other is."""
-    text = {
-        "x": ["To be, or not to be, that is the question: whether 'tis nobler in the mind to su"]
-    }
-    users = {"users": ["a", "b"], "num_samples": [1, 1]}
-    data = {name: text | {"y": ["f"]} for name in users["users"]}
-    (folder / "users.json").write_text(json.dumps(users | {"user_data": data}))
-
-
-def read_leaf(folder):
-    for part in ("train", "test"):
-        (folder / part).symlink_to(folder)
-    try:
-        read_own(fd.load_leaf, folder)
-    finally:
-        for part in ("train", "test"):
-            (folder / part).unlink()
-
-
-def read_letters(folder):
-    train, test, _ = fd.load_tff("fed_emnist", folder, cache_dir=folder / "cache")
-    read_own(lambda at: (train, test, 62), folder)
-    assert train["x"].min() >= 0 and train["x"].max() <= 1 and test["client"].min() >= -1
-
-
-def own_letters(folder):
-    rows = [(split, "a", LETTER) for split in ("all_train", "all_test")]
-    corpus.write(folder, rows, name="emnist_all")
-    for name in ("word_count", "tag_count"):
-        (folder / name).unlink()
 
 
 def read_posts(folder, **arguments):
@@ -254,8 +205,6 @@ CORPUS = written(corpus.write)
 PAGES = {**CORPUS, DATABASE: CORPUS[DATABASE][100:]}
 MESSAGE = corpus.post("a loop", "in the loop", "java|rare")
 NPZ = written(lambda folder: SCHEDULE.save(folder / NAME))
-OWN = written(own_npz)
-LETTER = encode_example({"pixels": [0.5] * 784, "label": [5]})
 RESULT = json.dumps(results.made(TRIAL, ROWS)._asdict()).encode()
 PRESET = (presets._FILE.parent / "digits.flags").read_bytes()
 
@@ -274,9 +223,6 @@ READERS = {
     "Stack Overflow in xz": Reader(packed(".xz", lzma.FORMAT_XZ), read_posts),
     "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_posts),
     "example in SQLite": Reader(CORPUS | {DATABASE: MESSAGE}, read_posts, {DATABASE: database_of}),
-    "own npz": Reader(OWN, partial(read_own, lambda at: fd.load_npz(at / "own.npz"))),
-    "EMNIST of clients": Reader(written(own_letters), read_letters),
-    "LEAF": Reader(written(own_leaf), read_leaf),
     "schedule": Reader(NPZ, read_schedule, examples=800),
     **{f"schedule's {name}": one_array(name) for name in ("client", "present", "time")},
     "rows": Reader(RECORD, read_rows),

@@ -1,5 +1,7 @@
 """What is checked of samples in a user's own files, whatever the form of the files."""
 
+from collections.abc import Sequence
+from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
@@ -52,18 +54,22 @@ def labels(place: str, y: np.ndarray, rows: int, most: int | None = None) -> np.
     return y.astype(np.int32)
 
 
-def clients(place: str, ids: np.ndarray, rows: int) -> np.ndarray:
-    """The clients of rows by any ids, texts or integers: int32 `[rows]`, numbered as ids ascend.
+def client_numbers(place: str, ids: Sequence, rows: int) -> dict[Any, int]:
+    """id -> number of the clients of `rows` rows, as their ids, integers or texts, ascend.
 
     Raises:
-        ValueError: another length or shape, or ids of another kind.
+        ValueError: another length, or with its row an id of another kind.
     """
-    if ids.shape != (rows,) or ids.dtype.kind not in "iuU":
-        raise ValueError(
-            f"{place}: expected one client id for each of {rows} rows, found {ids.dtype} "
-            f"{list(ids.shape)}"
-        )
-    return np.unique(ids, return_inverse=True)[1].astype(np.int32)
+    if len(ids) != rows:
+        raise ValueError(f"{place}: expected one id for each of {rows} rows, found {len(ids)}")
+    kind = str if isinstance(ids[0], str) else int
+    for row, own in enumerate(ids):
+        if type(own) is not kind:
+            raise ValueError(
+                f"{place}: expected ids that are all integers or all texts, found "
+                f"{shortened(own)} in row {row}"
+            )
+    return {own: number for number, own in enumerate(sorted({*ids}))}
 
 
 def check_alike(place: str, train: dict[str, np.ndarray], test: dict[str, np.ndarray]) -> None:

@@ -37,6 +37,23 @@ def test_numbers_are_read_as_they_are_written(numbers):
     assert expression(f"uniform{text}", DISTRIBUTIONS) == expected
 
 
+_FORMS = ("csv(PATH)", "parquet(PATH,x=x,client=c)", "plain")
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("csv(a,b c)", ("csv", ("a,b c",))),
+    ("parquet(a)", ("parquet", ("a", "x", "c"))),
+    (" parquet( a/b , image)", ("parquet", ("a/b", "image", "c"))),
+    ("parquet(a,b,c)", ("parquet", ("a", "b", "c"))),
+    ("plain", ("plain", ())),
+    ("parquet", None), ("parquet()", None), ("parquet(,b)", None), ("parquet(a,)", None),
+    ("plain(a)", None), ("csv", None),
+])  # fmt: skip
+def test_paths_and_the_words_behind_them(text, found):
+    """A path alone may have commas; words that are missing take their defaults."""
+    assert expression(text, _FORMS) == found
+
+
 _WRONG = {
     DISTRIBUTIONS: ["", "norm(1)", "constant", "constant()", "constant(a)", "constant(1,2)",
                     "constant(nan)", "constant(1", "constant(1)x", "constant(1,)", "uniform(1)",

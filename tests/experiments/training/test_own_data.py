@@ -5,6 +5,8 @@ import json
 
 import corpus
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from refusal import ended
 from small_runs import BASE, rows_of
@@ -54,6 +56,24 @@ def test_a_run_of_leafs_files(tmp_path):
     assert run(f"--dataset=leaf({tmp_path})", "--model=cnn", f"--out_dir={tmp_path / 'r'}") == 0
     rows = rows_of(tmp_path / "r")
     assert [row["round"] for row in rows] == [0, 1, 2] and rows[2]["train_loss"] > 0
+
+
+@pytest.mark.parametrize("form", ["parquet", "huggingface"])
+def test_a_run_of_columns_by_their_names(tmp_path, form):
+    own = {
+        "pixels": RNG.random((12, 5)).tolist(),
+        "label": [0, 1, 2] * 4,
+        "writer": [*"aaabbbcccbca"],
+    }
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        pq.write_table(pa.table(own), tmp_path / f"{part}.parquet")
+        with pa.ipc.new_stream(tmp_path / part / "a.arrow", pa.table(own).schema) as stream:
+            stream.write_table(pa.table(own))
+        (tmp_path / part / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    data = f"--dataset={form}({tmp_path}, pixels, label, writer)"
+    assert run(data, f"--out_dir={tmp_path / 'r'}") == 0
+    assert [row["round"] for row in rows_of(tmp_path / "r")] == [0, 1, 2]
 
 
 def test_a_run_of_drawn_writers(tmp_path):
