@@ -219,7 +219,6 @@ FROM_ELSEWHERE = {
     "--{}: {}": "the message of a function that a flag names",
     "--dataset: {}, {} {}": "what is wrong with the rows of an array",
     "--attack: {}": "the message of `systems.chosen`",
-    "--dataset: {}, {} {}": "the fault of rows, as `data.arrays.faults` says it",
     "--data_{}": "the message of the argument that the flag is, with its name",
     "--{}": "the message of the argument that the flag is",
 }
