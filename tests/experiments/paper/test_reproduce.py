@@ -168,8 +168,11 @@ def test_the_list_names_every_experiment(capsys):
             "fig1_alpha3 --grid=joint --eps=0.1",
             "--eps: expected another --grid than joint, which tries three, found 0.1",
         ),
-        ("table3_stackoverflow", "--data_dir: expected the folder of the Stack..., found none"),
-        ("all", "--data_dir: expected the folder of the Stack..., found none"),
+        (
+            "table3_stackoverflow",
+            "--data_dir: expected the folder of the files of stackoverflow, ...",
+        ),
+        ("all", "--data_dir: expected the folder of the files of stackoverflow, ..."),
     ],
 )
 def test_a_wrong_command_is_refused_in_a_line(tmp_path, refuses, args, message):
