@@ -1,4 +1,4 @@
-"""Curves: of one run, of several methods, and against a hyperparameter."""
+"""Curves: of one run, of several methods, against a hyperparameter, and over clients."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -103,7 +103,7 @@ def draw(
                 panel.fill_between(across, *band, alpha=0.2, color=drawn.get_color(), lw=0)
         panel.set(xlabel=xlabel, ylabel=quantity)
         panel.ticklabel_format(axis="x", scilimits=(-3, 5))
-    _save(figure, axes, paths, _band(seeds))
+    _save(figure, axes, paths, _range(seeds))
 
 
 def _look(k: int, lines: int) -> dict[str, Any]:
@@ -121,13 +121,13 @@ def _alone(values: np.ndarray) -> list[int]:
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
 
-def _band(seeds: Sequence[int]) -> str | None:
-    """What lines and bands are, where a line has several seeds."""
+def _range(seeds: Sequence[int], kind: str = "band") -> str | None:
+    """What lines and bands, or bars, are, where a line has several seeds."""
     several = sorted({count for count in seeds if count > 1})
     if not several:
         return None
     count = f"{several[0]} to {several[-1]}" if several[1:] else several[0]
-    return f"line: mean over {count} seeds, band: from the smallest to the largest"
+    return f"line: mean over {count} seeds, {kind}: from the smallest to the largest"
 
 
 def draw_sensitivity(
@@ -148,16 +148,61 @@ def draw_sensitivity(
     """
     figure, (panel,) = _figure(1, title)
     values = sorted({value for scores in points.values() for value in scores})
-    for method, scores in points.items():
+    seeds = [len(own) for scores in points.values() for own in scores.values()]
+    for k, (method, scores) in enumerate(points.items()):
         places = [values.index(value) for value in sorted(scores)]
         runs = np.array([scores[value] for value in sorted(scores)])
         mean = runs.mean(axis=1)
         bars = np.abs(np.stack([runs.min(axis=1), runs.max(axis=1)]) - mean)
-        panel.errorbar(places, mean, bars, marker="o", capsize=3, label=canvas.text(method))
+        more = {"marker": "o", "capsize": 3, "label": canvas.text(method)}
+        panel.errorbar(places, mean, bars, **_look(k, len(points)), **more)
     panel.axhline(np.mean(line[1]), color="gray", linestyle="--", label=canvas.text(line[0]))
     panel.set(xlabel=x, ylabel=y)
     panel.set_xticks(range(len(values)), [f"{value:g}" for value in values])
-    _save(figure, [panel], paths)
+    _save(figure, [panel], paths, _range(seeds, "bar"))
+
+
+def draw_fairness(
+    scores: Mapping[str, np.ndarray],
+    paths: Sequence[str | os.PathLike],
+    title: str,
+    score: str = "accuracy",
+) -> None:
+    """Draws the scores of all clients, sorted, and of two runs those of each client.
+
+    The first panel has a line a run, from its worst client to its best. With two runs of as many
+    clients there is a second one, a dot a client: above the diagonal the second run serves it
+    better.
+
+    Args:
+        scores: label -> float `[clients]`, as `ccfl.evaluate_clients` gives them; nan, of a client
+            without samples, is left out.
+        paths, title: as for `draw_methods`.
+        score: the name of the metric.
+
+    Raises:
+        ValueError: for scores that are not `[clients]`, or hold no number.
+    """
+    arrays = {label: np.asarray(values, np.float64) for label, values in scores.items()}
+    for label, values in arrays.items():
+        if values.ndim != 1 or not np.isfinite(values).any():
+            raise ValueError(
+                f"scores of {label}: expected numbers [clients], found shape {values.shape} with "
+                f"{np.isfinite(values).sum()}"
+            )
+    are_two = len(arrays) == 2 and len({len(values) for values in arrays.values()}) == 1
+    figure, axes = _figure(1 + are_two, title)
+    for k, (label, values) in enumerate(arrays.items()):
+        values = np.sort(values[np.isfinite(values)])
+        share = 100 * (np.arange(len(values)) + 0.5) / len(values)
+        axes[0].plot(share, values, label=canvas.text(label), **_look(k, len(arrays)))
+    axes[0].set(xlabel="clients, from the worst to the best (%)", ylabel=f"{score} of a client")
+    if are_two:
+        axes[1].scatter(*arrays.values(), s=18, alpha=0.6, lw=0, color="C2")
+        axes[1].axline([np.nanmean([*arrays.values()])] * 2, slope=1, color="gray", lw=1)
+        across, up = (canvas.text(f"{score}, {label}") for label in arrays)
+        axes[1].set(xlabel=across, ylabel=up, aspect="equal", adjustable="datalim")
+    _save(figure, axes, paths)
 
 
 def _column(rows: Rows, name: str) -> np.ndarray:

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from plots import line, plotted, rows, write_rows
+from refusal import refused
 
 from ccfl_jax.runs import metrics
 from experiments import plot
@@ -65,6 +66,25 @@ def test_of_equal_curves_all_are_seen(figures, tmp_path):
 def test_forty_lines_are_forty_looks(figures, tmp_path):
     looks = [curves._look(k, 40) for k in range(40)]
     assert len({(one["color"], one["ls"]) for one in looks}) == 40
+
+
+def test_clients_are_sorted_by_their_score_and_two_runs_compared(figures, tmp_path):
+    """Of four clients one has no samples for the first run: three thirds, from 1/6 on."""
+    scores = {"a": np.array([0.9, np.nan, 0.3, 0.6]), "b": np.array([0.8, 0.2, 0.5, 0.4])}
+    curves.draw_fairness(scores, [tmp_path / "x.png"], "", "recall")
+    left, right = figures[0][1]
+    thirds, quarters = [100 / 6, 50, 500 / 6], [12.5, 37.5, 62.5, 87.5]
+    np.testing.assert_allclose(line(left), np.transpose([thirds, [0.3, 0.6, 0.9]]))
+    np.testing.assert_allclose(line(left, 1), np.transpose([quarters, [0.2, 0.4, 0.5, 0.8]]))
+    assert [right.get_xlabel(), right.get_ylabel()] == ["recall, a", "recall, b"]
+    dots = np.ma.masked_invalid(right.collections[0].get_offsets())
+    dots = dots[~dots.mask.any(axis=1)]
+    np.testing.assert_allclose(dots, [[0.9, 0.8], [0.3, 0.5], [0.6, 0.4]])
+    curves.draw_fairness(scores | {"c": scores["b"]}, [tmp_path / "x.png"], "")
+    assert len(figures[1][1]) == 1 and len(left.get_lines()) == 2
+    for wrong, found in ((np.ones((2, 2)), "(2, 2) with 4"), (np.full(2, np.nan), "(2,) with 0")):
+        message = f"scores of a: expected numbers [clients], found shape {found}"
+        refused(message, curves.draw_fairness, {"a": wrong}, [tmp_path / "x.png"], "")
 
 
 def test_sensitivity_is_evenly_spaced_with_the_baseline_as_a_line(figures, tmp_path):
