@@ -64,7 +64,7 @@ def test_a_part_of_a_method_is_what_its_name_says(maker, part, value, message):
 
 @pytest.mark.parametrize("entry", RUNS)
 @pytest.mark.parametrize(("place", "value", "message"), [
-    (0, SIMULATION, "round_fn: expected ..., found Simulation(...)"),
+    (0, SIMULATION, "round_fn: expected ..., found Simulation(..."),
     (1, STATE.params, "state: expected a ccfl.State, found {..."),
     (2, None, "schedule: expected a ccfl.Schedule, found None"),
     (2, [[0, 1]], "schedule: expected a ccfl.Schedule, found ..."),

@@ -217,7 +217,6 @@ FROM_ELSEWHERE = {
     "{}: {}": "the reader's message behind the file's name",
     "client {}: {}": "the same behind the client's name",
     "--{}: {}": "the message of a function that a flag names",
-    "--dataset: {}, {} {}": "what is wrong with the rows of an array",
     "--attack: {}": "the message of `systems.chosen`",
     "--data_{}": "the message of the argument that the flag is, with its name",
     "--{}": "the message of the argument that the flag is",
