@@ -195,7 +195,9 @@ def described(*tables: Table) -> list[str]:
             section = one.section
             lines += ["", f"{section}:"]
         default = "" if one.default is None else f"={one.default}"
-        expected = "" if one.domain in (*_PATHS, SWITCH) else f" [{one.domain.expected}]"
+        # Without what every number is limited to.
+        domain = re.sub(f" to {INT32_MAX}|, at most 3.4e38", "", one.domain.expected)
+        expected = "" if one.domain in (*_PATHS, SWITCH) else f" [{domain}]"
         first = listed.setdefault(expected, name)
         if first != name and len(expected) > 100:  # a long list once
             expected = f" [as --{first}]"
