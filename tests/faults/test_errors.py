@@ -218,6 +218,7 @@ FROM_ELSEWHERE = {
     "client {}: {}": "the same behind the client's name",
     "--{}: {}": "the message of a function that a flag names",
     "--attack: {}": "the message of `systems.chosen`",
+    "--dataset: {}, {} {}": "what is wrong with the rows of an array",
     "--data_{}": "the message of the argument that the flag is, with its name",
     "--{}": "the message of the argument that the flag is",
 }
