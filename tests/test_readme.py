@@ -83,11 +83,11 @@ def test_the_example_of_trials_trains():
 
 
 def test_its_tables_name_every_data_set_model_and_experiment():
-    from experiments.config import flag_rules
+    from experiments.config import datasets
     from experiments.paper import presets
 
     text = README.read_text()
-    wanted = {*flag_rules.DATASET_FORMS, *presets.names(), *flag_rules.MODELS}
+    wanted = {*datasets.DATASET_FORMS, *presets.names(), *datasets.MODELS}
     assert not {name for name in wanted if f"`{name}`" not in text}
 
 

@@ -10,6 +10,7 @@ from ccfl_jax.data.readers.cifar import load_cifar
 from ccfl_jax.data.readers.idx import read_idx
 from ccfl_jax.data.readers.leaf import load_leaf
 from ccfl_jax.data.readers.npz import load_npz
+from ccfl_jax.data.readers.python import load_python
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
 from ccfl_jax.data.readers.tfds import load_tfds
 from ccfl_jax.data.readers.tff import load_tff
@@ -27,6 +28,7 @@ __all__ = [
     "load_leaf",
     "load_npz",
     "load_parquet",
+    "load_python",
     "load_stackoverflow",
     "load_tfds",
     "load_tff",

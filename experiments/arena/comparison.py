@@ -67,8 +67,7 @@ def _check_target(plan: Plan, config: Config) -> None:
         train, _, test, _, classes = parts.load(*parts.source(config))
         own = config.dataset, config.model, config.compute_dtype
         task = tasks.task_of(*own, train, classes)
-        scored = {name: test[name] for name in ("x", "y")}
-        intervals.check_target(replace(config, target=plan.target), task, scored)
+        intervals.check_target(replace(config, target=plan.target), task, parts.arrays_of(test))
 
 
 def schedules(plan: Plan, world: str) -> list[str]:

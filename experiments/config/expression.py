@@ -79,6 +79,11 @@ def _is_comparison(text: str) -> bool:
         return False
 
 
+FUNCTION = Domain(
+    flags.DEFINE_string,
+    "MODULE:FUNCTION or FILE.py:FUNCTION",
+    lambda text: re.fullmatch(r"[^:]+:[^\W\d]\w*", text) is not None,
+)
 COMPARISON = Domain(flags.DEFINE_string, "NAME>=NUMBER or NAME<=NUMBER", _is_comparison)
 
 

@@ -1,71 +1,12 @@
-"""Rules between flags: data sets, models and methods, and which flags each of them uses."""
+"""Rules between flags, and which of them a run uses."""
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import methods
-from .expression import expression
+from .datasets import DATASETS, OF_STACKOVERFLOW, dataset_of
 from .flag import INT32_MAX
 from .methods import HYPERPARAMETERS, SERVERS
-
-# Model -> its class in `ccfl_jax.models`.
-MODELS = {
-    "mlp": "MLP",
-    "logistic": "Logistic",
-    "cnn": "CNN",
-    "mcmahan_cnn": "McMahanCNN",
-    "resnet18": "ResNet18",
-    "resnet20": "ResNet20",
-    "tags": "TagLogistic",
-}
-
-
-class Dataset(NamedTuple):
-    """The properties of a data set.
-
-    Attributes:
-        models: the models that fit it; of a user's own data that may fit, by their shape.
-        files: whether it is read from a folder, which `--data_dir` may name.
-        clients: whether its samples have clients of their own.
-        drawn: whether `num_clients` of those are drawn by the seed.
-        one_label: whether a sample has one label.
-        arguments: in brackets after its name, as in `expression`.
-    """
-
-    models: tuple[str, ...]
-    files: bool = True
-    clients: bool = False
-    drawn: bool = False
-    one_label: bool = True
-    arguments: str = ""
-
-
-_ANY = ("mlp", "logistic")
-_IMAGES = ("cnn", "mcmahan_cnn", *_ANY, "resnet18", "resnet20")
-_OWN = Dataset(_IMAGES, files=False, clients=True)
-DATASETS = {
-    "digits": Dataset(_ANY, files=False),
-    "fashion_mnist": Dataset(_IMAGES),
-    "synthetic": Dataset(_ANY, files=False, clients=True),
-    "cifar10": Dataset(("resnet18", "resnet20", *_ANY)),
-    "cifar100": Dataset(("resnet18", "resnet20", *_ANY)),
-    "stackoverflow": Dataset(("tags",), clients=True, drawn=True, one_label=False),
-    "fed_emnist": Dataset(_IMAGES, clients=True, drawn=True),
-    "fed_emnist_digitsonly": Dataset(_IMAGES, clients=True, drawn=True),
-    "fed_cifar100": Dataset(("resnet18", "resnet20", *_ANY), clients=True, drawn=True),
-    "npz": _OWN._replace(arguments="(PATH)"),
-    "leaf": _OWN._replace(arguments="(PATH)"),
-    "parquet": _OWN._replace(arguments="(PATH,x=x,y=y,client=client)"),
-    "huggingface": _OWN._replace(arguments="(PATH,x=x,y=y,client=client)"),
-}
-DATASET_FORMS = tuple(name + one.arguments for name, one in DATASETS.items())
-OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")
-
-
-def dataset_of(text: str) -> tuple[str, tuple[str, ...], Dataset]:
-    """The name of a data set, its arguments and its properties."""
-    name, arguments = expression(text, DATASET_FORMS)
-    return name, arguments, DATASETS[name]
 
 
 def check_together(values: dict[str, Any], given: set[str]) -> None:
@@ -96,9 +37,16 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
 
 
 def _check_data(values: dict[str, Any], given: set[str]) -> None:
+    if own_task := values["task"]:
+        for flag in ("model", "compute_dtype"):
+            if flag in given:
+                raise ValueError(f"--{flag}: expected without --task, found with it")
+        values["model"] = f"task({own_task})"
+        if "dataset" not in given:  # its function returns the data too
+            values["dataset"] = f"python({own_task})"
     name, model = values["dataset"], values["model"]
     _, _, dataset = dataset_of(name)
-    if model not in dataset.models:
+    if model not in dataset.models and not own_task:
         raise ValueError(
             f"--model: expected {', '.join(dataset.models)}, found {model} with --dataset={name}"
         )

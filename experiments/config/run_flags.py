@@ -5,9 +5,10 @@ from functools import partial
 from typing import Any, Literal
 
 from . import flag as flags
-from .expression import COMPARISON, domain
+from .datasets import DATASET_FORMS, MODELS
+from .expression import COMPARISON, FUNCTION, domain
 from .flag import DECAY, PATH, POSITIVE, RATE, SWITCH, UTF8_PATH, flag, one_of, switch_or, whole
-from .flag_rules import DATASET_FORMS, MODELS, check_together
+from .flag_rules import check_together
 from .methods import FORMS, METHODS, SERVERS, fill
 
 _data = partial(flag, section="Data and model")
@@ -50,6 +51,7 @@ class Config:
         "float32",
         "dtype of the model's computation; parameters and state stay float32",
     )
+    task: str | None = _data(FUNCTION, None, "returns a ccfl.Task, or (task, train, test)")
     num_clients: int = _data(
         whole(1), 100, "clients of the training data; of stackoverflow, fed_* so many are drawn"
     )

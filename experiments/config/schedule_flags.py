@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from . import flag as flags
+from .datasets import dataset_of
 from .expression import AVAILABILITIES, DISTRIBUTIONS, domain, expression
 from .flag import PATH, POSITIVE, SWITCH, Domain, Given, flag, one_of, whole
-from .flag_rules import dataset_of
 from .parsers import Number, define
 from .run_flags import RUN, Config, resolve
 
@@ -59,7 +59,7 @@ class Options:
         "FedScale's file of device capacities, the first --num_clients of them, instead of --step, "
         "--download_time, --upload_time",
     )
-    task: str | None = _clock(_DISTRIBUTION, None, "factor of a task's computing time")
+    task_factor: str | None = _clock(_DISTRIBUTION, None, "factor of a task's computing time")
     extra: str | None = _clock(_DISTRIBUTION, None, "seconds added to each task")
     concurrency: int = _clock(whole(1), 10, "clients that train at the same time, at most")
     start: Literal["replace", "constant", "poisson"] = _clock(

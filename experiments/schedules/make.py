@@ -11,7 +11,7 @@ from ccfl_jax.clock import availability, event_clock
 from ccfl_jax.clock.availability import Availability
 from ccfl_jax.clock.event_log import EventLog
 
-from ..config.flag_rules import dataset_of
+from ..config.datasets import dataset_of
 from ..config.run_flags import Config
 from ..config.schedule_flags import Options, Request
 from ..figures import canvas, schedule_figure
@@ -107,7 +107,7 @@ def world(config: Config, options: Options) -> Made:
     train, classes = loaded.train, loaded.num_classes
     rows, starts = parts.owners(config, train)
     labels = None
-    if dataset_of(config.dataset)[2].one_label:
+    if dataset_of(config.dataset)[2].one_label and classes is not None:
         labels = main_labels(train["y"][rows], starts, classes)
     each = config.steps_per_work(np.diff(starts))
     model_bytes = parts.model_bytes(

@@ -21,7 +21,7 @@ _LAWS = {
     "step": "step",
     "download": "download_time",
     "upload": "upload_time",
-    "task": "task",
+    "task": "task_factor",
     "extra": "extra",
 }
 _TRACES = {

@@ -19,7 +19,7 @@ from ..config.command import DIVERGED, DONE, ERRORS, FAILED, Stopped
 from ..config.run_flags import Config
 from ..config.sweep_file import SWEEP_FILE
 from ..config.sweep_flags import Trial, Trials, named
-from ..training import devices, intervals, journal, method, parts, run_schedule
+from ..training import devices, intervals, journal, method, parts, run_schedule, tasks
 from ..training.journal import Journal
 from ..training.signals import on_signals
 from . import results, trial_checkpoints, trial_group
@@ -156,7 +156,11 @@ def _provenance(
         of = "".join(f"{n}={v}," for n, v in trial.varied.items() if n in trial_group.DATA)
         with contextlib.suppress(*ERRORS):
             data = task_data(*_source_of(config))
-            found |= data.digests | parts.client_digest(config, data.owners(config), of)
+            found |= (
+                data.digests
+                | tasks.digest(config)
+                | parts.client_digest(config, data.owners(config), of)
+            )
         seed = config.seed_of("schedule")
         found[f"schedule[{of}seed={seed}]"] = schedule(config)[0].digest()
     return found

@@ -47,7 +47,7 @@ class TaskData(NamedTuple):
     """
 
     task: ccfl.Task
-    num_classes: int
+    num_classes: int | None
     owners: Callable[[Config], tuple[np.ndarray, np.ndarray]]
     digests: dict[str, str]
     data: dict[str, jax.Array]
@@ -96,7 +96,7 @@ def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Task
     task = tasks.task_of(source[0], model, compute_dtype, train, num_classes)
     tasks.check_samples(source[0], task, train, test, held)
     every = [train, test] if held is None else [train, test, held]
-    data, *scored = devices.put([{name: part[name] for name in ("x", "y")} for part in every], mesh)
+    data, *scored = devices.put([*map(parts.arrays_of, every)], mesh)
     made = functools.cache(lambda config: parts.owners(config, train))
 
     def owners(config: Config) -> tuple[np.ndarray, np.ndarray]:
@@ -110,6 +110,7 @@ def group(
     config: Config, history: int, schedule: Callable[[Config], ccfl.Schedule], task_data: TaskData
 ) -> Group:
     """The group of trials like `config`, with a history of `history` models."""
+    tasks.check_labels(config, task_data.num_classes)
     intervals.check_target(config, task_data.task, task_data.scored[0])
     first_states = jax.jit(jax.vmap(partial(parts.first_state, config, task_data.task, history)))
     round_at = parts.round_at(config, task_data.task, task_data.num_classes, None)

@@ -211,7 +211,7 @@ def made(config: Config, numbers: Numbers) -> Method:
 
 
 def poisoned(
-    config: Config, numbers: Numbers, data: ccfl.FederatedData, num_classes: int
+    config: Config, numbers: Numbers, data: ccfl.FederatedData, num_classes: int | None
 ) -> ccfl.FederatedData:
     """The data as clients see them: those of a label flip as `systems.label_flip` makes them.
 

@@ -14,8 +14,8 @@ from ccfl_jax.checks import device_bytes
 from ccfl_jax.data.synthetic import synthetic
 from ccfl_jax.runs import metrics, provenance
 
+from ..config.datasets import OF_STACKOVERFLOW, dataset_of
 from ..config.flag import INT32_MAX
-from ..config.flag_rules import OF_STACKOVERFLOW, dataset_of
 from ..config.run_flags import Config
 from . import method
 from .method import Numbers
@@ -32,14 +32,14 @@ class Loaded(NamedTuple):
         validation: those of them that are held out, or None.
         test: the test set.
         left_out: how many clients have too few samples to be drawn.
-        num_classes: of the labels.
+        num_classes: of the labels; None where a sample has not one label.
     """
 
     train: dict[str, np.ndarray]
     validation: dict[str, np.ndarray] | None
     test: dict[str, np.ndarray]
     left_out: int
-    num_classes: int
+    num_classes: int | None
 
 
 def source(config: Config) -> tuple:
@@ -85,6 +85,11 @@ def load(
     return Loaded(*held_out(train, validation, data_seed), test, left_out, num_classes)
 
 
+def arrays_of(part: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a task sees of samples: all arrays but their clients."""
+    return {name: array for name, array in part.items() if name != "client"}
+
+
 def held_out(
     train: dict[str, np.ndarray], share: float | None, seed: int | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
@@ -95,7 +100,7 @@ def held_out(
     if share is None:
         return train, None
     stream = 0 if seed is None else [seed, _HELD_OUT_STREAM]
-    order = np.random.default_rng(stream).permutation(len(train["y"]))
+    order = np.random.default_rng(stream).permutation(len(next(iter(train.values()))))
     if "client" in train:
         kept = np.unique(train["client"][order], return_index=True)[1]
         order = np.concatenate([np.delete(order, kept), order[kept]])
@@ -109,7 +114,13 @@ def held_out(
 
 def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
     """The row numbers of every client."""
-    labels, count, seed = train["y"], config.num_clients, config.seed_of("data")
+    labels, count, seed = train.get("y"), config.num_clients, config.seed_of("data")
+    if config.partition != "natural" and (labels is None or labels.ndim != 1):
+        found = "no y" if labels is None else f"y {list(labels.shape)}"
+        raise ValueError(
+            f"--partition: expected natural for samples without a label each, found {found} with "
+            f"--partition={config.partition}"
+        )
     if config.partition == "iid":
         return ccfl.partition_iid(labels, count, seed)
     if config.partition == "natural":
@@ -226,7 +237,7 @@ def _check_history(config: Config, task: ccfl.Task, history: int) -> None:
 
 
 def round_at(
-    config: Config, task: ccfl.Task, num_classes: int, mesh: jax.sharding.Mesh | None
+    config: Config, task: ccfl.Task, num_classes: int | None, mesh: jax.sharding.Mesh | None
 ) -> Callable:
     """`round_at(numbers, state, slots, data) -> (state, info)`: one round with these numbers."""
 

@@ -118,7 +118,7 @@ def _local(config: Config) -> str:
 
 def _scored(job: Job) -> str:
     """The samples that models are scored on."""
-    test, *held = (len(own["y"]) for own in job.problem.scored)
+    test, *held = (len(next(iter(own.values()))) for own in job.problem.scored)
     return ", ".join([f"{test} to test", *(f"{count} held out" for count in held)])
 
 

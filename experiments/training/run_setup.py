@@ -18,7 +18,7 @@ from ccfl_jax.runs import checkpoints as saving
 from ccfl_jax.runs import metrics, provenance, run_config, train_loop
 from ccfl_jax.runs.train_loop import Part, Program, Progress
 
-from ..config.flag_rules import dataset_of
+from ..config.datasets import dataset_of
 from ..config.run_flags import Config
 from ..config.settings import free
 from . import devices, intervals, journal, method, parts, privacy, run_schedule, tasks
@@ -52,7 +52,7 @@ class Problem(NamedTuple):
     data: ccfl.FederatedData
     scored: list[dict[str, jax.Array]]
     left_out: int
-    num_classes: int
+    num_classes: int | None
     state: ccfl.State
     memory: int | None
     mesh: jax.sharding.Mesh
@@ -127,15 +127,16 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     owners = parts.owners(config, train)
     task = tasks.task_of(config.dataset, config.model, config.compute_dtype, train, classes)
     tasks.check_samples(config.dataset, task, train, test, validation)
+    tasks.check_labels(config, classes)
     # As one program, which the compilation cache keeps, and not op by op.
     first_state = jax.jit(partial(parts.first_state, config, task, history))
     keys = map(jax.random.key, (config.seed, config.seed_of("init")))
     state = first_state(method.numbers(config), *keys)
     intervals.check_target(config, task, test)
     origin = provenance.of_process() | parts.client_digest(config, owners)
-    origin |= parts.data_digests(parts.source(config), train, test)
-    arrays, test = ({name: part[name] for name in ("x", "y")} for part in (train, test))
-    scored = [test] if validation is None else [test, {n: validation[n] for n in ("x", "y")}]
+    origin |= parts.data_digests(parts.source(config), train, test) | tasks.digest(config)
+    arrays = parts.arrays_of(train)
+    scored = [parts.arrays_of(part) for part in (test, validation) if part is not None]
     data = ccfl.FederatedData.from_offsets(arrays, *owners)
     memory = _memory(config, data, mesh)
     if memory is None:

@@ -6,18 +6,24 @@ import ccfl_jax as ccfl
 from ccfl_jax import models
 from ccfl_jax.data.arrays import faults
 from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
+from ccfl_jax.io import own_code
 
-from ..config.flag_rules import MODELS
+from ..config.datasets import MODELS, OWN_TASK
+from ..config.expression import expression
+from ..config.methods import ON_DATA, named
+from ..config.run_flags import Config
 
 
 def task_of(
-    dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray], classes: int
+    dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray], classes: int | None
 ) -> ccfl.Task:
     """The task for data like `train`, of so many classes.
 
     Raises:
-        ValueError: for a model that does not take such samples.
+        ValueError: for a model that does not take such samples, or a function that returns no task.
     """
+    if own := expression(model, (OWN_TASK,)):
+        return _own(*own[1])
     x, module = train["x"], getattr(models, MODELS[model])
     if model == "tags":
         return ccfl.tags_task(module(num_tags=classes), x.shape[1:], classes, compute_dtype)
@@ -37,8 +43,36 @@ def task_of(
         ) from None
 
 
+def _own(function: str) -> ccfl.Task:
+    """The task that a user's own function returns, alone or before its data."""
+    found = own_code.called(function)
+    found = found[0] if isinstance(found, tuple) and len(found) == 3 else found
+    if not isinstance(found, ccfl.Task):
+        raise ValueError(
+            f"--task: expected {function} to return a ccfl.Task or (task, train, test), found "
+            f"{type(found).__name__}"
+        )
+    return found
+
+
+def digest(config: Config) -> dict[str, str]:
+    """The provenance of a task of one's own: its module's source."""
+    return (
+        {} if config.task is None else {f"task[{config.task}]": own_code.source_digest(config.task)}
+    )
+
+
 def check_samples(dataset: str, task: ccfl.Task, *parts: dict[str, np.ndarray] | None) -> None:
     """Raises ValueError for rows of training, test or held-out samples that cannot be used."""
     for name, part in zip(("training", "test", "held-out"), parts, strict=True):
         for line in faults(part or {}, task.labels):
             raise ValueError(f"--dataset: {dataset}, {name} {line}")
+
+
+def check_labels(config: Config, num_classes: int | None) -> None:
+    """Raises ValueError for an attack on labels of samples that have not one each."""
+    if num_classes is None and config.attack and named("attack", config.attack)[0] == ON_DATA:
+        raise ValueError(
+            f"--attack: expected {ON_DATA} with one label a sample, found {config.attack} with "
+            f"--dataset={config.dataset}"
+        )

@@ -12,7 +12,7 @@ from refusal import refused
 
 import ccfl_jax as ccfl
 from ccfl_jax.data import NUM_CLASSES
-from experiments.config import flag, flag_rules, methods, run_flags, settings
+from experiments.config import datasets, flag, methods, run_flags, settings
 from experiments.config.run_flags import RUN
 
 ROOT = Path(__file__).parents[3]
@@ -197,9 +197,9 @@ def test_servers_and_datasets_are_those_of_the_library():
         if server == "fadas":  # the moments' are passed on
             parameters = {"learning_rate", *inspect.signature(ccfl.cc_fedams).parameters}
         assert parameters - {"nesterov"} == ({"learning_rate", *names} if parameters else set())
-    named = {name for name, one in flag_rules.DATASETS.items() if not one.arguments}
+    named = {name for name, one in datasets.DATASETS.items() if not one.arguments}
     assert named == {*NUM_CLASSES} - {"shakespeare"}  # for which there is no model here
-    own = {*flag_rules.DATASETS} - named
+    own = {*datasets.DATASETS} - named
     assert all(callable(getattr(ccfl.data, f"load_{name}")) for name in own)
 
 

@@ -139,7 +139,7 @@ def test_rounds_take_those_who_are_available():
 def test_the_clock_has_the_clients_of_the_run(unit):
     made = world(
         f"--local_{unit}=2", "--step=log_normal(0,0.6,10)", "--download_time=uniform(1,2)",
-        "--upload_time=constant(4)", "--task=half_normal(0.1,1)", "--extra=exponential(3)",
+        "--upload_time=constant(4)", "--task_factor=half_normal(0.1,1)", "--extra=exponential(3)",
         "--concurrency=7", "--start=poisson", "--rate=0.5", "--max_staleness=4", "--timeout=30",
         "--on_timeout=skip", "--work_correlation=-0.5", "--availability=markov(900,300)",
     )  # fmt: skip

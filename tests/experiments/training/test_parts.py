@@ -9,7 +9,7 @@ import ccfl_jax as ccfl
 from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.data.synthetic import synthetic
 from experiments import sweep, train
-from experiments.config import flag_rules, run_flags
+from experiments.config import datasets, run_flags
 from experiments.training import method, parts, run_schedule, tasks
 
 SHAPES = {
@@ -33,7 +33,7 @@ PARAMETERS = {
     ("stackoverflow", "tags"): 10_000 * 500 + 500,
     ("digits", "logistic"): 64 * 10 + 10,
 }
-PAIRS = [(name, model) for name in SHAPES for model in flag_rules.DATASETS[name].models]
+PAIRS = [(name, model) for name in SHAPES for model in datasets.DATASETS[name].models]
 PAIRS = [pytest.param(*p, marks=pytest.mark.slow if "resnet" in p[1] else []) for p in PAIRS]
 
 
