@@ -14,11 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ccfl_jax.algorithm.types import Params
 from ccfl_jax.data.arrays import Array, native
 from ccfl_jax.engine.state import Info, State
+from ccfl_jax.io.files import write_whole
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, PARAMS = "checkpoints", "params.npz"
 _ITEM, _STATE, _INFOS = "run", "state.", "infos."
+_MODEL = f"{_STATE}params"
 
 
 class Saved(NamedTuple):
@@ -35,10 +38,10 @@ class Saved(NamedTuple):
     about: dict[str, Any]
 
 
-def open_checkpoints(folder: str | os.PathLike, keep: int = 2) -> Any:
+def open_checkpoints(folder: str | os.PathLike, keep: int = 2, read_only: bool = False) -> Any:
     """The Orbax `CheckpointManager` of `folder`, which keeps the newest `keep` and the best.
 
-    Half-written checkpoints of a killed process are removed.
+    Half-written checkpoints of a killed process are removed, unless it only reads.
     """
     import orbax.checkpoint as ocp
     from orbax.checkpoint import checkpoint_managers as managers
@@ -55,7 +58,8 @@ def open_checkpoints(folder: str | os.PathLike, keep: int = 2) -> Any:
         options=ocp.CheckpointManagerOptions(
             best_fn=score,  # else scores are not on disk, and a resumed run forgets the best
             preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=not read_only,
+            read_only=read_only,
         ),
     )
 
@@ -155,6 +159,41 @@ def restore(
     return saved, broken
 
 
+def read_params(checkpoints: Any, number: int, like: Params) -> Params:
+    """The model in the checkpoint of round `number`, as NumPy arrays.
+
+    Args:
+        checkpoints: from `open_checkpoints`.
+        number: of a checkpoint that is there.
+        like: a model of the task, or its shapes.
+
+    Raises:
+        ValueError: with a leaf that differs from `like` in presence, shape or dtype.
+        OSError: if the checkpoint is damaged.
+    """
+    place = Path(checkpoints.directory) / str(number)
+    try:
+        arrays, _ = _read(checkpoints, number)
+    except Exception as error:  # a damaged file can raise anything
+        raise OSError(f"{place}: expected a whole checkpoint, found {_line(error)}") from error
+    own = {n: a for n, a in arrays.items() if f"{n}.".startswith(f"{_MODEL}.")}
+    saved = {n.removeprefix(_MODEL).removeprefix("."): a for n, a in own.items()}
+    wanted = _named(like)
+    _check_alike(saved, wanted, place)
+    return jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in wanted])
+
+
+def save_params(folder: str | os.PathLike, params: Params) -> None:
+    """Writes a model to `params.npz`, for readers without this library: an array for each leaf.
+
+    Names are paths, with a dot between two parts.
+    """
+    arrays: dict[str, Any] = {
+        name or "params": np.asarray(leaf) for name, leaf in _named(params).items()
+    }
+    write_whole(Path(folder) / PARAMS, lambda file: np.savez(file, **arrays))
+
+
 def _read(checkpoints: Any, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     import orbax.checkpoint as ocp
 
@@ -169,14 +208,18 @@ def _saved(arrays: dict[str, np.ndarray], about: dict[str, Any], like: State, pl
     target = _with_raw_key(like)
     saved = {n.removeprefix(_STATE): a for n, a in arrays.items() if n.startswith(_STATE)}
     wanted = _named(target)
-    for name in sorted(saved.keys() | wanted.keys()):
-        found, expected = (_kind(part.get(name)) for part in (saved, wanted))
-        if found != expected:
-            raise ValueError(f"{place}, {name}: expected {expected}, found {found}")
+    _check_alike(saved, wanted, place)
     placed = [_placed(saved[name], leaf) for name, leaf in wanted.items()]
     state = jax.tree.unflatten(jax.tree.structure(target), placed)
     key = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(like.key))
     return Saved(state._replace(key=key), _infos(arrays), about)
+
+
+def _check_alike(saved: Mapping[str, Any], wanted: Mapping[str, Any], place: Any) -> None:
+    for name in sorted(saved.keys() | wanted.keys()):
+        found, expected = (_kind(part.get(name)) for part in (saved, wanted))
+        if found != expected:
+            raise ValueError(f"{place}, {name}: expected {expected}, found {found}")
 
 
 def _infos(arrays: dict[str, np.ndarray]) -> Info | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from ccfl_jax.runs import train_loop
+from ccfl_jax.runs import checkpoints, train_loop
 from ccfl_jax.runs.metrics import Row
 from ccfl_jax.runs.train_loop import Watch
 
@@ -58,6 +58,7 @@ def train(job: Job) -> list[Row]:
                 progress = train_loop.train(job.program, progress, store, watch)
         rows = progress.rows[0]
         if first:
+            checkpoints.save_params(config.out_dir, progress.states.params)
             _show(job, rows)
     finally:
         close(job)

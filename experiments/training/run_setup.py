@@ -27,7 +27,7 @@ from .journal import Journal
 # What a start writes; with the settings, written last, the run can be resumed.
 _FIRST = (run_config.CONFIG, provenance.PROVENANCE, metrics.SCHEDULE)
 # The files of a run, which `--overwrite` removes.
-_FILES = (*_FIRST, metrics.METRICS, saving.CHECKPOINTS, "curves.png")
+_FILES = (*_FIRST, metrics.METRICS, saving.CHECKPOINTS, saving.PARAMS, "curves.png")
 _UNKNOWN = 2**50  # bytes of a device that tells no limit
 
 
