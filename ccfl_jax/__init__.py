@@ -36,6 +36,9 @@ from ccfl_jax.engine.run import run_rounds
 from ccfl_jax.engine.simulation import Simulation
 from ccfl_jax.engine.simulation import simulation
 from ccfl_jax.engine.streaming import stream_rounds
+from ccfl_jax.models.regression_tasks import autoencoder_task
+from ccfl_jax.models.regression_tasks import regression_task
+from ccfl_jax.models.sequence_tasks import next_token_task
 from ccfl_jax.models.tasks import classification_task
 from ccfl_jax.models.tasks import tags_task
 from ccfl_jax.runs import callbacks
@@ -65,6 +68,7 @@ __all__ = [
     "Task",
     "Visit",
     "Weighted",
+    "autoencoder_task",
     "availability",
     "build_round",
     "callbacks",
@@ -84,10 +88,12 @@ __all__ = [
     "load_dataset",
     "load_stackoverflow",
     "mean",
+    "next_token_task",
     "partition_dirichlet",
     "partition_iid",
     "partition_natural",
     "random_schedule",
+    "regression_task",
     "run_rounds",
     "run_trials",
     "scale_by_cc_adagrad",

@@ -1,8 +1,10 @@
 """Small Flax Linen models, and a convolution that stays fast with a kernel for every client."""
 
+from ccfl_jax.models.autoencoder import Autoencoder
 from ccfl_jax.models.cnn import CNN, McMahanCNN
 from ccfl_jax.models.conv import Conv, ConvReluPool
 from ccfl_jax.models.logistic import Logistic
+from ccfl_jax.models.lstm import CharLSTM, WordLSTM
 from ccfl_jax.models.mlp import MLP
 from ccfl_jax.models.resnet import ResNet18, ResNet20
 from ccfl_jax.models.tags import TagLogistic
@@ -10,6 +12,8 @@ from ccfl_jax.models.tags import TagLogistic
 __all__ = [
     "CNN",
     "MLP",
+    "Autoencoder",
+    "CharLSTM",
     "Conv",
     "ConvReluPool",
     "Logistic",
@@ -17,4 +21,5 @@ __all__ = [
     "ResNet18",
     "ResNet20",
     "TagLogistic",
+    "WordLSTM",
 ]

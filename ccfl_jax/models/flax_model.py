@@ -23,9 +23,9 @@ _NNX_LAYERS = nnx.Dropout | nnx.MultiHeadAttention
 
 
 def functions(
-    model: Any, input_shape: Sequence[int], dtype: Any, width: int, compute_dtype: Any
+    model: Any, input_shape: Sequence[int], dtype: Any, output: tuple[int, ...], compute_dtype: Any
 ) -> tuple[Callable, Callable, bool]:
-    """`init(key) -> params` and `apply(params, x, key) -> logits [B, width]` of a model.
+    """`init(key) -> params` and `apply(params, x, key) -> [B, *output]` of a model.
 
     And whether `apply` computes the same with a key, in training, as with None, in evaluation.
 
@@ -33,7 +33,7 @@ def functions(
         model: as for `tasks.classification_task`.
         input_shape: shape of one sample.
         dtype: of samples.
-        width: of the output.
+        output: shape of the output for one sample.
         compute_dtype: a float dtype to which parameters and float inputs are rounded, or None.
 
     Raises:
@@ -67,8 +67,8 @@ def functions(
         training, _ = trace(jax.random.key(0))
         layers = silent(params)
     found = logits.shape if hasattr(logits, "shape") else f"a {type(logits).__name__}"
-    if found != (2, width):
-        raise ValueError(f"model: expected output (2, {width}) for 2 rows, found {found}")
+    if found != (2, *output):
+        raise ValueError(f"model: expected output {(2, *output)} for 2 rows, found {found}")
     if layers:
         raise ValueError(
             f"model: expected dropout in training ({_TOLD}), found none by {', '.join(layers)}"

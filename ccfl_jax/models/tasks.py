@@ -8,11 +8,19 @@ import jax.numpy as jnp
 import optax
 from flax import linen, nnx
 
-from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_whole
-from ccfl_jax.data.image_transforms import scale
 from ccfl_jax.models.flax_model import functions
+from ccfl_jax.models.task_parts import (
+    are_numbers,
+    counted,
+    floats,
+    hits,
+    make_task,
+    observed,
+    pair,
+    wide,
+)
 
 # The stream of this module's draws, apart from those of a model, such as dropout.
 _PREPARE_STREAM = 0x50524550
@@ -60,29 +68,23 @@ def classification_task(
             is missing or not as described.
     """
     check_whole("num_classes", num_classes, 1)
-    init, apply, same = functions(model, input_shape, jnp.float32, num_classes, compute_dtype)
+    init, apply, same = functions(model, input_shape, jnp.float32, (num_classes,), compute_dtype)
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        x, y = _pair(batch, mask, "[B]")
+        x, y = pair(batch, mask, "[B]")
         if prepare is not None:
             x = prepare(x, None if key is None else jax.random.fold_in(key, _PREPARE_STREAM))
-        if not (jnp.issubdtype(x.dtype, jnp.floating) or x.dtype in (jnp.uint8, jnp.bool_)):
-            raise ValueError(f"x: expected floats, or pixels as uint8, found {x.dtype}")
-        logits = apply(params, scale(x), key)
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        logits = wide(apply(params, floats(x), key))
         known = (y >= 0) & (y < num_classes)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(known, y, 0))
-        return _counted(losses, known, mask), logits, y
+        return counted(losses, known, mask), mask, logits, y
 
-    def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, y: jax.Array) -> dict:
-        hits = jnp.where(_are_numbers(logits), logits.argmax(axis=-1) == y, jnp.nan)
+    def measure(losses: jax.Array, mask: jax.Array, logits: jax.Array, y: jax.Array) -> dict:
         count = mask.sum()
-        return {
-            "loss": (losses.sum(), count),
-            "accuracy": (jnp.where(mask, hits, 0.0).sum(), count),
-        }
+        right = jnp.where(mask, hits(logits, y), 0.0).sum()
+        return {"loss": (losses.sum(), count), "accuracy": (right, count)}
 
-    return _task(init, rows, measure, same, (0, num_classes - 1))
+    return make_task(init, rows, measure, same, (("y", 0, num_classes - 1),))
 
 
 def tags_task(
@@ -126,98 +128,40 @@ def tags_task(
     Source: the StackOverflow task of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
     """
     check_whole("num_tags", num_tags, 1)
-    init, apply, same = functions(model, input_shape, jnp.int32, num_tags, compute_dtype)
+    init, apply, same = functions(model, input_shape, jnp.int32, (num_tags,), compute_dtype)
     own_step: Any = getattr(model, "descend", None)
 
     def from_logits(logits: jax.Array, y: jax.Array, mask: jax.Array) -> tuple:
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        logits = wide(logits)
         tagged = (y[:, :, None] == jnp.arange(num_tags)[None, None]).any(axis=1)
         # Half the exponentials of optax.sigmoid_binary_cross_entropy, which allows soft labels.
         losses = (jax.nn.softplus(logits) - jnp.where(tagged, logits, 0.0)).sum(axis=1)
         known = ((y >= -1) & (y < num_tags)).all(axis=1)
-        return _counted(losses, known, mask), logits, tagged
+        return counted(losses, known, mask), mask, logits, tagged
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        x, y = _pair(batch, mask, "[B, T]")
+        x, y = pair(batch, mask, "[B, T]")
         return from_logits(apply(params, x, key), y, mask)
 
-    def measure(mask: jax.Array, losses: jax.Array, logits: jax.Array, tagged: jax.Array) -> dict:
+    def measure(losses: jax.Array, mask: jax.Array, logits: jax.Array, tagged: jax.Array) -> dict:
         _, best = jax.lax.top_k(logits, min(5, num_tags))  # of equals the lower index first
-        hits = jnp.take_along_axis(tagged, best, axis=1).sum(axis=1)
-        hits = jnp.where(_are_numbers(logits), hits, jnp.nan)
+        found = jnp.take_along_axis(tagged, best, axis=1).sum(axis=1)
+        found = jnp.where(are_numbers(logits), found, jnp.nan)
         return {
             "loss": (losses.sum(), mask.sum()),
-            "recall_at_5": (jnp.where(mask, hits, 0.0).sum(), (tagged & mask[:, None]).sum()),
+            "recall_at_5": (jnp.where(mask, found, 0.0).sum(), (tagged & mask[:, None]).sum()),
         }
 
     def descend(
         params: Params, batch: Batch, mask: jax.Array, key: jax.Array, rate: float
     ) -> tuple[jax.Array, dict, Params]:
-        x, y = _pair(batch, mask, "[B, T]")
+        x, y = pair(batch, mask, "[B, T]")
 
         def head(logits: jax.Array) -> tuple:
-            return _observed(from_logits(logits, y, mask), measure, mask)
+            return observed(from_logits(logits, y, mask), measure)
 
         seen, slope = jax.value_and_grad(head, has_aux=True)(apply(params, x, key))
         return *seen, own_step(params, x, rate * slope)
 
-    task = _task(init, rows, measure, same, (-1, num_tags - 1))
+    task = make_task(init, rows, measure, same, (("y", -1, num_tags - 1),))
     return task._replace(descend=descend) if same and own_step is not None else task
-
-
-def _task(
-    init: Callable, rows: Callable, measure: Callable, same: bool, labels: tuple[int, int]
-) -> Task:
-    """The functions of a `Task`.
-
-    `rows(params, batch, mask, key)` returns losses `[B]`, zero where masked, and the further
-    arguments of `measure(mask, losses, ...)`, which returns the metrics; `same` is whether training
-    and evaluation compute the same, for every key; `labels` is the range of "y".
-    """
-
-    def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
-        return _mean(rows(params, batch, mask, key)[0], mask)
-
-    def metrics(params: Params, batch: Batch, mask: jax.Array) -> dict[str, tuple]:
-        return measure(mask, *rows(params, batch, mask, None))
-
-    def observe(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> tuple:
-        return _observed(rows(params, batch, mask, key), measure, mask)
-
-    return Task(init, loss, metrics, observe if same else None, labels=(("y", *labels),))
-
-
-def _observed(found: tuple, measure: Callable, mask: jax.Array) -> tuple:
-    """The loss and the metrics of what `rows` returned."""
-    return _mean(found[0], mask), measure(mask, *jax.lax.stop_gradient(found))
-
-
-def _mean(losses: jax.Array, mask: jax.Array) -> jax.Array:
-    return losses.sum() / jnp.maximum(mask.sum(), 1)
-
-
-def _pair(batch: Batch, mask: jax.Array, shape: str) -> tuple[jax.Array, jax.Array]:
-    """The real rows of "x", and of "y" in a dtype that holds all that it is compared with."""
-    if missing := {"x", "y"} - {*batch}:
-        raise ValueError(f"arrays: expected x and y, found no {' and no '.join(sorted(missing))}")
-    y = batch["y"]
-    if jnp.issubdtype(y.dtype, jnp.inexact) or y.ndim != shape.count(",") + 1:
-        raise ValueError(f"y: expected integers {shape}, found {y.dtype} {y.shape}")
-    return _real(batch["x"], mask), _real(tree_util.at_least_int32(y), mask)
-
-
-def _counted(losses: jax.Array, known: jax.Array, mask: jax.Array) -> jax.Array:
-    """Losses `[B]`: 0 where masked, and nan with nan derivatives where the label is not `known`."""
-    # A product: a `where` alone would give the derivative 0, and the upload would not be rejected.
-    return jnp.where(mask, losses * jnp.where(known, 1.0, jnp.nan), 0.0)
-
-
-def _are_numbers(logits: jax.Array) -> jax.Array:
-    """bool `[B]`: whether the largest logit is finite; models may mask classes with -inf."""
-    return jnp.isfinite(logits.max(axis=-1))
-
-
-def _real(a: jax.Array, mask: jax.Array) -> jax.Array:
-    """`a` `[B, ...]` with rows outside `mask` replaced by the first inside it, else by zeros."""
-    first = jnp.where(mask.any(), a[mask.argmax()], jnp.zeros((), a.dtype))
-    return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, first)

@@ -61,7 +61,7 @@ def evaluated():
 )
 def test_a_linear_model_with_dropout_has_the_mean_and_variance_of_inverted_dropout(model):
     """An input is 0 or x / (1 - p): its mean is x, its variance x^2 p / (1 - p)."""
-    init, apply, same = functions(model, (4,), jnp.float32, 3, None)
+    init, apply, same = functions(model, (4,), jnp.float32, (3,), None)
     params, x, draws = init(jax.random.key(0)), np.array(normal((2, 4))), 4000
     assert not same
     (dense,) = params.values()
