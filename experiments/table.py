@@ -1,6 +1,7 @@
 """A table of finished runs and sweeps, a line for a run and for each setting of a sweep.
 
 usage: python -m experiments.table FOLDER ... [--format=markdown|csv|latex]
+           [--target='NAME>=NUMBER']
 """
 
 import sys
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 
 from .config import flag as flags
 from .config.command import DONE, command, help_of
+from .config.expression import COMPARISON
 from .config.flag import accept_changed, flag, one_of
 
 
@@ -16,6 +18,9 @@ class Options:
     """The flags of the command."""
 
     format: str = flag(one_of("markdown", "csv", "latex"), "markdown", "of the table", "Table")
+    target: str | None = flag(
+        COMPARISON, None, "what it took to it is in columns; unset: that of the runs", "Table"
+    )
     accept_changed: str = accept_changed("Table")
 
 
@@ -32,7 +37,9 @@ def main(argv: list[str]) -> int:
     from .sweeps import summaries, tables
 
     provenance.check_beside(given.words, flags.listed(given.values["accept_changed"]))
-    rows = [row for folder in given.words for row in summaries.of_folder(folder)]
+    rows = [
+        row for folder in given.words for row in summaries.of_folder(folder, given.values["target"])
+    ]
     print(tables.FORMATS[given.values["format"]](rows), end="")
     return DONE
 

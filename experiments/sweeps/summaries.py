@@ -10,34 +10,36 @@ from ccfl_jax.runs.metrics import Row
 
 from ..config.methods import name_of
 from ..config.settings import SEEDS
-from . import results, selection
+from . import reached, results, selection
 from .lines import is_sweep
 from .results import Record
 
 
-def of_folder(folder: str | Path) -> list[dict[str, Any]]:
+def of_folder(folder: str | Path, target: str | None = None) -> list[dict[str, Any]]:
     """Method, rate, last test score and speed: of a run, or of each setting of a sweep.
 
     The score of a setting is the mean over its seeds ± its standard error; speed is without
-    compilation, for a trial by its share of the time.
+    compilation, for a trial by its share of the time. With a target, by default that of the run,
+    what it took to it.
 
     Raises:
         OSError, ValueError: if `folder` holds no run with at least one round, and no sweep.
     """
     if not is_sweep(Path(folder)):
-        return [_of_run(Path(folder))]
+        return [_of_run(Path(folder), target)]
     every = results.read_all(folder)
     if not every:
         raise ValueError(f"{folder}: expected at least one finished trial, found none")
-    return [_of_setting(members) for members in selection.settings(every).values()]
+    return [_of_setting(members, target) for members in selection.settings(every).values()]
 
 
-def _of_run(folder: Path) -> dict[str, Any]:
+def _of_run(folder: Path, target: str | None) -> dict[str, Any]:
     path = folder / run_config.CONFIG
     config: Any = as_json(path.read_bytes(), path)
     try:
         where = config["environment"]
         own = {"method": f"{name_of(config):s}", "server_lr": f"{config['server_lr']:g}"}
+        target = f"{target or config.get('target') or '':s}"
         device = f"{where['devices']:d} x {where['device']:s}"
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
@@ -52,10 +54,11 @@ def _of_run(folder: Path) -> dict[str, Any]:
             f"{file}: expected rounds and seconds > 0 in the last row, found {last['round']} and "
             f"{last['seconds']}"
         )
-    return {**own, **_result([last]), "device": device}
+    reach = reached.columns([rows], target)
+    return {**own, **_result([last]), **reach, "device": device}
 
 
-def _of_setting(members: Sequence[Record]) -> dict[str, Any]:
+def _of_setting(members: Sequence[Record], target: str | None) -> dict[str, Any]:
     config = members[0].config
     own = {"method": name_of(config), "server_lr": f"{config['server_lr']:g}"}
     named = ("server", "method", "server_lr", *SEEDS)
@@ -63,7 +66,8 @@ def _of_setting(members: Sequence[Record]) -> dict[str, Any]:
     rows = [one.rows[-1] for one in members if one.rows]
     if len(rows) < len(members):
         return {**own, **others, "test score": "failed"}
-    return {**own, **others, "seeds": str(len(rows)), **_result(rows)}
+    reach = reached.columns([one.rows for one in members], target or config.get("target"))
+    return {**own, **others, "seeds": str(len(rows)), **_result(rows), **reach}
 
 
 def _result(rows: Sequence[Row]) -> dict[str, str]:

@@ -58,7 +58,7 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys, command, near):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("table --server=1", f"--server: {UNKNOWN}"),
+        ("table --server=1", f"--server: {UNKNOWN}; did you mean --target?"),
         ("plot", "FOLDER: expected at least one, found none"),
         ("plot a -q", f"-q: {UNKNOWN}; did you mean --y?"),
         ("plot a --x=time", "--x: expected round, ..., found 'time'; did you mean virtual_time?"),

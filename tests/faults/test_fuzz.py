@@ -156,13 +156,13 @@ def read_table(folder):
 
 
 def read_curves(folder):
-    ((rows,),) = lines.of_folder(folder, "seconds").values()
+    ((rows,),) = [line.runs for line in lines.of_folder(folder, "seconds")]
     for name in {"seconds", "round", "train_accuracy", "test_accuracy"} & rows[0].keys():
         assert not np.isinf(curves._column(rows, name)).any()
 
 
 def draw_curves(folder):
-    ((rows,),) = lines.of_folder(folder, "seconds").values()
+    ((rows,),) = [line.runs for line in lines.of_folder(folder, "seconds")]
     with tempfile.TemporaryDirectory() as elsewhere:
         curves.draw_methods({"a": [rows]}, [Path(elsewhere) / "drawn.png"], "", "seconds")
 

@@ -1,10 +1,13 @@
 """--target: a run and a trial end where the score is reached, and say what it took."""
 
+import csv
+import json
+
 import pytest
 from refusal import ended
 from small_runs import BASE, SMALL, contents, line, rows_of, without_clocks
 
-from experiments import sweep, train
+from experiments import sweep, table, train
 from experiments.sweeps import results
 
 LONG = ["--rounds=12", "--eval_every=2"]
@@ -55,9 +58,28 @@ def test_a_trial_ends_at_the_target_and_the_others_go_on(tmp_path, capsys):
     assert slow.status == fast.status == "finished"
     assert slow.rows[-1]["round"] == 12 and max(r["test_accuracy"] for r in slow.rows) < 0.3
     assert fast.rows[-1]["round"] < 12
+    shown = ended(0, capsys, table.main, "table", tmp_path / "s", "--format=csv").out
+    (head, *lines) = csv.reader(shown.splitlines())
+    found = [dict(zip(head, line, strict=True)) for line in lines]
+    assert [one["updates to accuracy>=0.3"] for one in found] == [
+        "0 of 1",
+        f"{fast.rows[-1]['client_updates']:.4g}",
+    ]
+    own = ended(0, capsys, table.main, "table", tmp_path / "s", "--target=loss<=1e9").out
+    assert "| rounds to loss<=1e9 |" in own and "accuracy>=" not in own
     assert [row["test_accuracy"] >= 0.3 for row in fast.rows] == [False] * (len(fast.rows) - 1) + [
         True
     ]
+
+
+def test_a_table_refuses_a_target_that_is_no_score(refuses, tmp_path):
+    config = {"method": "a", "server_lr": 1, "environment": {"devices": 1, "device": "cpu"}}
+    row = {"round": 1, "seconds": 1, "samples": 1, "train_loss": 1, "train_accuracy": 1}
+    row |= {"test_loss": 1, "test_accuracy": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    message = "target: expected a metric of the task, accuracy, loss, found 'recall'"
+    refuses(message, table.main, "table", tmp_path, "--target=recall>=1")
 
 
 @pytest.mark.parametrize(
