@@ -4,11 +4,13 @@ usage: python -m experiments.train [--preset=NAME] [--FLAG=VALUE ...]
 
 Of a flag given twice the last value counts. Exit codes: 0 done; 2 a flag, value or file was refused
 (one line says why); 3 the run diverged; 4 its metrics or checkpoints could not be written; 5 a
-signal stopped it, and `--resume` continues it.
+signal stopped it, and `--resume --out_dir=FOLDER` continues it; further flags replace what may
+change.
 """
 
 import sys
 
+from .config import run_file
 from .config.command import DIVERGED, DONE, FAILED, STOPPED, command, help_of, refused
 from .config.run_flags import RUN, parse
 
@@ -16,7 +18,7 @@ from .config.run_flags import RUN, parse
 @command("train", lambda: help_of(__doc__, RUN))
 def main(argv: list[str]) -> int:
     """Runs the command line `argv` and returns the exit code."""
-    config = parse(argv)
+    config = parse(run_file.resumed(argv))
 
     from .training import report, run, run_setup
 

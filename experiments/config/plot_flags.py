@@ -1,12 +1,13 @@
 """The flags of a figure of curves."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from absl import flags as absl_flags
 
 from . import flag as flags
-from .flag import NAMES, Domain, accept_changed, flag, listed, one_of
+from .flag import NAMES, Domain, accept_changed, flag, one_of
 
 # Horizontal axes: label, and the columns that add up to it.
 AXES = {
@@ -18,10 +19,17 @@ AXES = {
     "seconds": ("training time (s)", ("seconds",)),
 }
 _ENDINGS = (".png", ".pdf", ".svg")
+
+
+def _files(text: str) -> list[str]:
+    """The files that a text names; a comma may be in a name too."""
+    return re.split(rf"(?<={'|'.join(map(re.escape, _ENDINGS))}),", text, flags=re.IGNORECASE)
+
+
 _PICTURES = Domain(
     absl_flags.DEFINE_string,
     f"files that end in {', '.join(_ENDINGS)}, with a comma between two",
-    lambda v: all(Path(name).suffix.lower() in _ENDINGS for name in v.split(",")),
+    lambda v: all(Path(name).suffix.lower() in _ENDINGS for name in _files(v)),
 )
 
 
@@ -49,7 +57,7 @@ class Options:
     @property
     def pictures(self) -> list[Path]:
         """The files of `out`."""
-        return [Path(name).expanduser() for name in listed(self.out or "")]
+        return [Path(name).expanduser() for name in _files(self.out or "") if name]
 
 
 PLOT = flags.table(Options)

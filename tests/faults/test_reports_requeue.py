@@ -104,9 +104,9 @@ def test_nf_20_what_makes_no_sense_is_refused(folder, capsys, flags, message):
     matches(f"train: {message}\n", ended(2, capsys, train.main, *argv).err)
     matches("train: --resume: expected with the --out_dir ..., found without\n",
             ended(2, capsys, train.main, *line("--resume=auto")).err)  # fmt: skip
-    matches("sweep: --resume: expected the same command again, ..., found with a sweep\n",
-            ended(2, capsys, sweep.main, "sweep", *argv[1:-1], "--resume=auto", "--vary=seed=0",
-                  ).err)  # fmt: skip
+    argv = [*line(*SIX)[1:], f"--out_dir={folder}", "--resume", "--vary=seed=0"]
+    matches(f"sweep: {folder}: expected the folder of a sweep, found no sweep.json\n",
+            ended(2, capsys, sweep.main, "sweep", *argv).err)  # fmt: skip
 
 
 NAMES = ["br[1]*a?", "sp ace", "eq=1,ü", "100%d{x}", "{seed}", "~tilde", "-dash", "a'b\"c$d#e"]

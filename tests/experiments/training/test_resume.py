@@ -49,6 +49,34 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(straight, folder, ready, caps
     jax.tree.map(np.testing.assert_array_equal, *(state._replace(key=None) for state in both))
 
 
+OTHERS = ["--method=scaffold", "--local_lr=0.1", "--local_steps=2", "--partition=iid"]
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize("own", [[], OTHERS], ids=["plain", "others"])
+def test_a_run_goes_on_from_its_folder_alone(tmp_path, capsys, own):
+    """Of flags that are not given the run's own values count, not the defaults."""
+    start = [*line(*own)[1:], "--eval_every=2"]
+    if own:
+        start.remove("--local_epochs=1"), start.remove("--server_lr=0.1")
+    whole, folder = tmp_path / "whole", tmp_path / "a"
+    assert train.main(["train", *start, "--rounds=6", f"--out_dir={whole}"]) == 0
+    assert train.main(["train", *start, "--rounds=4", f"--out_dir={folder}"]) == 0
+    now = ["--compilation_cache=off", "--noprogress", f"--out_dir={folder}"]
+    assert train.main(["train", "--resume", "--rounds=6", *now]) == 0
+    assert without_clocks(rows_of(folder)) == without_clocks(rows_of(whole))
+    settings = [json.loads((one / run_config.CONFIG).read_text()) for one in (folder, whole)]
+    differing = {name for name in settings[0] if settings[0][name] != settings[1][name]}
+    assert differing <= {"out_dir", "resume", "environment"}
+
+
+def test_settings_that_are_none_of_a_run_are_refused_by_their_file(refuses, folder):
+    edited = folder / run_config.CONFIG
+    edited.write_text(edited.read_text().replace('"batch_size": 20', '"batch_size": "x"'))
+    message = f"{edited}: --batch_size: expected an integer ..., found 'x'..."
+    refuses(message, train.main, "train", "--resume", f"--out_dir={folder}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
 def test_a_run_is_resumed_on_other_devices(straight, tmp_path, first, then):
