@@ -29,6 +29,8 @@ class Task(NamedTuple):
             parameter; otherwise None.
         labels: `(name, least, most)` of each array of labels: the loss of a row with another
             integer is nan. Data are checked for those before they are used.
+        predict: `predict(params, x) -> [B, ...]`, the model's output in evaluation: logits, say;
+            None where a task has none.
     """
 
     init: Callable[[jax.Array], Params]
@@ -37,6 +39,7 @@ class Task(NamedTuple):
     observe: Callable[..., tuple[jax.Array, dict]] | None = None
     descend: Callable[..., tuple[jax.Array, dict, Params]] | None = None
     labels: tuple[tuple[str, int, int], ...] = ()
+    predict: Callable[[Params, Any], Any] | None = None
 
 
 class Visit(NamedTuple):

@@ -11,7 +11,7 @@ from flax import linen, nnx
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_whole
 from ccfl_jax.models.flax_model import functions
-from ccfl_jax.models.task_parts import floats, make_task, real_rows, wide
+from ccfl_jax.models.task_parts import floats, make_task, predict_floats, real_rows, wide
 
 
 def regression_task(
@@ -59,7 +59,7 @@ def regression_task(
         absolute = jnp.where(mask, jnp.abs(error).mean(axis=1), 0.0).sum()
         return {"loss": (losses.sum(), mask.sum()), "mean_absolute_error": (absolute, mask.sum())}
 
-    return make_task(init, rows, measure, same)
+    return make_task(init, rows, measure, same, predict=predict_floats(apply))
 
 
 def autoencoder_task(
@@ -98,7 +98,7 @@ def autoencoder_task(
     def measure(losses: jax.Array, mask: jax.Array) -> dict:
         return {"loss": (losses.sum(), mask.sum())}
 
-    return make_task(init, rows, measure, same)
+    return make_task(init, rows, measure, same, predict=predict_floats(apply))
 
 
 def _squared(error: jax.Array, mask: jax.Array) -> jax.Array:

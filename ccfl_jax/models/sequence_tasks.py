@@ -1,6 +1,7 @@
 """Tasks on sequences of tokens: the next character, the next word."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -83,4 +84,5 @@ def next_token_task(
         return {"loss": (losses.sum(), counts.sum()), "accuracy": (right, scored.sum())}
 
     labels = (("y", min(padding, 0), num_tokens - 1),)
-    return make_task(init, rows, measure, same, labels)
+    predict = partial(apply, key=None)
+    return make_task(init, rows, measure, same, labels, predict)

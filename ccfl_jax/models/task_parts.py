@@ -16,13 +16,14 @@ def make_task(
     measure: Callable,
     same: bool,
     labels: tuple[tuple[str, int, int], ...] = (),
+    predict: Callable | None = None,
 ) -> Task:
     """The functions of a `Task`.
 
     `rows(params, batch, mask, key)` returns losses `[B, ...]`, bool of the same shape, whether each
     counts (the losses are zero where not), and the further arguments of
     `measure(losses, counts, ...)`, which returns the metrics; `same` is whether training and
-    evaluation compute the same, for every key; `labels` is that of the `Task`.
+    evaluation compute the same, for every key; `labels` and `predict` are those of the `Task`.
     """
 
     def loss(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> jax.Array:
@@ -34,7 +35,7 @@ def make_task(
     def observe(params: Params, batch: Batch, mask: jax.Array, key: jax.Array) -> tuple:
         return observed(rows(params, batch, mask, key), measure)
 
-    return Task(init, loss, metrics, observe if same else None, labels=labels)
+    return Task(init, loss, metrics, observe if same else None, labels=labels, predict=predict)
 
 
 def observed(found: tuple, measure: Callable) -> tuple:
@@ -66,6 +67,11 @@ def floats(x: jax.Array) -> jax.Array:
     if not (jnp.issubdtype(x.dtype, jnp.floating) or x.dtype in (jnp.uint8, jnp.bool_)):
         raise ValueError(f"x: expected floats, or pixels as uint8, found {x.dtype}")
     return scale(x)
+
+
+def predict_floats(apply: Callable) -> Callable[[Params, jax.Array], jax.Array]:
+    """The `predict` of a task whose model takes floats."""
+    return lambda params, x: wide(apply(params, floats(x), None))
 
 
 def counted(losses: jax.Array, known: jax.Array, counts: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Tasks: the functions of a `Task` for a model and a kind of data."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -84,7 +85,10 @@ def classification_task(
         right = jnp.where(mask, hits(logits, y), 0.0).sum()
         return {"loss": (losses.sum(), count), "accuracy": (right, count)}
 
-    return make_task(init, rows, measure, same, (("y", 0, num_classes - 1),))
+    def predict(params: Params, x: jax.Array) -> jax.Array:
+        return wide(apply(params, floats(x if prepare is None else prepare(x, None)), None))
+
+    return make_task(init, rows, measure, same, (("y", 0, num_classes - 1),), predict)
 
 
 def tags_task(
@@ -163,5 +167,6 @@ def tags_task(
         seen, slope = jax.value_and_grad(head, has_aux=True)(apply(params, x, key))
         return *seen, own_step(params, x, rate * slope)
 
-    task = make_task(init, rows, measure, same, (("y", -1, num_tags - 1),))
+    labels, predict = (("y", -1, num_tags - 1),), partial(apply, key=None)
+    task = make_task(init, rows, measure, same, labels, predict)
     return task._replace(descend=descend) if same and own_step is not None else task
