@@ -32,6 +32,7 @@ from ccfl_jax.algorithm.server_optimizers import scale_by_cc_adam
 from ccfl_jax.algorithm.server_optimizers import scale_by_cc_ams
 from ccfl_jax.engine.evaluate import evaluate
 from ccfl_jax.engine.evaluate import evaluate_clients
+from ccfl_jax.engine.evaluate import fairness
 from ccfl_jax.engine.run import run_rounds
 from ccfl_jax.engine.simulation import Simulation
 from ccfl_jax.engine.simulation import simulation
@@ -84,6 +85,7 @@ __all__ = [
     "evaluate",
     "evaluate_clients",
     "evaluate_trials",
+    "fairness",
     "init_state",
     "load_dataset",
     "load_stackoverflow",

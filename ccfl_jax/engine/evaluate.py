@@ -1,7 +1,7 @@
 """Evaluation: the task's metrics over all rows of some data, each exactly once."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +94,39 @@ def evaluate_clients(
     run = compiled(_client_sums, task.metrics, static_argnums=(0, 1))
     sums, finite = run(own, batch_size, model(params), memories, converted(data))
     return ratios(jax.tree.map(lambda a: a[:, None], sums), finite)
+
+
+class Fairness(NamedTuple):
+    """A metric over clients, each of which counts the same.
+
+    Attributes:
+        mean: over the clients.
+        worst: the mean of the lowest tenth of them, ceil(n / 10) clients.
+        variance: the mean squared distance from the mean.
+    """
+
+    mean: float
+    worst: float
+    variance: float
+
+
+def fairness(scores: Any) -> Fairness:
+    """Mean, worst decile and variance over clients of a metric that is better the higher it is.
+
+    Args:
+        scores: float `[clients]`, as `evaluate_clients` gives them; nan is left out.
+
+    Raises:
+        ValueError: for scores that are not `[clients]`.
+    """
+    known = np.asarray(scores, np.float64)
+    if known.ndim != 1:
+        raise ValueError(f"scores: expected [clients], found shape {known.shape}")
+    known = np.sort(known[~np.isnan(known)])
+    if not known.size:
+        return Fairness(np.nan, np.nan, np.nan)
+    worst = known[: -(-len(known) // 10)]
+    return Fairness(float(known.mean()), float(worst.mean()), float(known.var()))
 
 
 def _client_sums(

@@ -49,11 +49,11 @@ class Config:
     compute_dtype: str = _data(
         one_of("float32", "bfloat16"),
         "float32",
-        "dtype of the model's computation; parameters and state stay float32",
+        "of the model's computation; parameters and state stay float32",
     )
     task: str | None = _data(FUNCTION, None, "returns a ccfl.Task, or (task, train, test)")
     num_clients: int = _data(
-        whole(1), 100, "clients of the training data; of stackoverflow, fed_* so many are drawn"
+        whole(1), 100, "clients that train; of stackoverflow, fed_* so many are drawn"
     )
     partition: str = _data(
         one_of("iid", "dirichlet", "dirichlet_client", "natural"),
@@ -64,13 +64,15 @@ class Config:
     alpha: float | None = _data(POSITIVE, 0.5, "Dirichlet concentration; small is skewed")
     max_examples: int | None = _data(whole(1), 500, "stackoverflow: most examples of a client")
     min_examples: int | None = _data(whole(1), 1, "stackoverflow: clients with fewer are left out")
-    max_words: int | None = _data(
-        whole(1), 150, "stackoverflow: words of a text, the rest is cut off"
-    )
+    max_words: int | None = _data(whole(1), 150, "stackoverflow: most words of a text")
     validation: float | None = _data(
-        flags.SHARE,
-        None,
-        "share of the training samples that is held out, and scored beside the test set",
+        flags.SHARE, None, "share of the training samples held out and scored"
+    )
+    client_test: float | None = _data(
+        flags.SHARE, None, "share of each client's rows on which it is tested, and never trained"
+    )
+    unseen_clients: int | None = _data(
+        whole(1), None, "clients besides --num_clients who never take part, and are scored"
     )
 
     rounds: int = _schedule(whole(1), 500, "server updates in all", may_change="in a run")
@@ -104,7 +106,7 @@ class Config:
     lanes: int | None = _clients(
         whole(1),
         None,
-        "clients that advance together on a device; unset: by the model's size and the device",
+        "clients that advance together on a device; unset: by model size and device",
         may_change="always",
     )
     devices: int | None = _clients(
@@ -156,15 +158,9 @@ class Config:
     privacy: str | None = _exposed(
         domain(FORMS["privacy"]), None, "clipped uploads, and noise on their sum, over m"
     )
-    delta: float | None = _exposed(
-        flags.SHARE, None, "of --privacy: the rows have its epsilon; unset: none"
-    )
+    delta: float | None = _exposed(flags.SHARE, None, "of --privacy: the rows have its epsilon")
     server: str = _server(one_of(*SERVERS), "cc_fedams", "server optimiser")
-    server_lr: float = _server(
-        RATE,
-        None,
-        "eta; needed, but for cc_fedavg and methods that say 1",
-    )
+    server_lr: float = _server(RATE, None, "eta; needed but for cc_fedavg and methods that say 1")
     b1: float | None = _server(DECAY, 0.9, "beta, momentum")
     b2: float | None = _server(DECAY, 0.99, "gamma, decay of the second moment")
     eps: float | None = _server(RATE, 1e-3, "added to the root of the second moment")

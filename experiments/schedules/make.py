@@ -105,7 +105,7 @@ def world(config: Config, options: Options) -> Made:
     """
     loaded = parts.load(*parts.source(config))
     train, classes = loaded.train, loaded.num_classes
-    rows, starts = parts.owners(config, train)
+    rows, starts = parts.dealt(config, train)["train"]
     labels = None
     if dataset_of(config.dataset)[2].one_label and classes is not None:
         labels = main_labels(train["y"][rows], starts, classes)

@@ -159,7 +159,7 @@ def _provenance(
             found |= (
                 data.digests
                 | tasks.digest(config)
-                | parts.client_digest(config, data.owners(config), of)
+                | parts.client_digest(config, data.dealt(config)["train"], of)
             )
         seed = config.seed_of("schedule")
         found[f"schedule[{of}seed={seed}]"] = schedule(config)[0].digest()

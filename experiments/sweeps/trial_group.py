@@ -23,7 +23,8 @@ from ccfl_jax.runs.train_loop import Part, Program, Progress
 from ..config.methods import PARTS
 from ..config.run_flags import RUN, Config
 from ..config.settings import SEEDS
-from ..training import devices, intervals, method, parts, privacy, tasks
+from ..training import client_scores, devices, intervals, method, parts, privacy, tasks
+from ..training.client_lists import Owners
 
 # The settings that change no more than the arguments of a program, or are in `method.program`.
 _ARRAYS = ("partition", "alpha", "local_epochs", "local_steps", "randomness", "work")
@@ -38,8 +39,7 @@ class TaskData(NamedTuple):
     Attributes:
         task: the learning problem.
         num_classes: of its labels.
-        owners: `owners(config)`: the clients' rows, as `parts.owners`; made once for
-            `data_settings`.
+        dealt: `dealt(config)`: the clients' rows, as `parts.dealt`; made once for `data_settings`.
         digests: the data's provenance, as `parts.data_digests`.
         data: "x" and "y" of the training samples, on every device.
         scored: "x" and "y" of the test set and, where samples are held out, of those.
@@ -48,7 +48,7 @@ class TaskData(NamedTuple):
 
     task: ccfl.Task
     num_classes: int | None
-    owners: Callable[[Config], tuple[np.ndarray, np.ndarray]]
+    dealt: Callable[[Config], dict[str, Owners]]
     digests: dict[str, str]
     data: dict[str, jax.Array]
     scored: list[dict[str, jax.Array]]
@@ -97,13 +97,13 @@ def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Task
     tasks.check_samples(source[0], task, train, test, held)
     every = [train, test] if held is None else [train, test, held]
     data, *scored = devices.put([*map(parts.arrays_of, every)], mesh)
-    made = functools.cache(lambda config: parts.owners(config, train))
+    made = functools.cache(lambda config: parts.dealt(config, train))
 
-    def owners(config: Config) -> tuple[np.ndarray, np.ndarray]:
+    def dealt(config: Config) -> dict[str, Owners]:
         return made(data_settings(config))
 
     digests = parts.data_digests(source, train, test)
-    return TaskData(task, num_classes, owners, digests, data, scored, mesh)
+    return TaskData(task, num_classes, dealt, digests, data, scored, mesh)
 
 
 def group(
@@ -159,9 +159,9 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
     numbers = _numbers(filled)
     alike = len({data_settings(config) for config in configs}) == 1
     schedules = [group.schedule(config) for config in (filled[:1] if alike else filled)]
-    lists = zip(*map(group.task_data.owners, filled[:1] if alike else filled), strict=True)
-    lists = [jnp.asarray(a[0] if alike else np.stack(a), jnp.int32) for a in lists]
-    data = ccfl.FederatedData(group.task_data.data, *lists)
+    dealt = [*map(group.task_data.dealt, filled[:1] if alike else filled)]
+    lists = {name: _together([own[name] for own in dealt]) for name in dealt[0]}
+    data = ccfl.FederatedData(group.task_data.data, *lists.pop("train"))
     round_fn = Partial(group.round_at, numbers)
 
     def rest(first: int) -> list[Part]:
@@ -173,10 +173,18 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         piece = own[0] if alike else own
         return ccfl.run_trials(round_fn, states, piece, data, mesh, donate=True)
 
+    def theirs(k: int, states: ccfl.State) -> dict[str, float]:
+        own = {name: a if alike else [one[k] for one in a] for name, a in lists.items()}
+        tested = {name: ccfl.FederatedData(group.task_data.data, *a) for name, a in own.items()}
+        # By way of the host: trials are spread over a mesh of another kind than the samples.
+        models = jax.device_get(jax.tree.map(lambda a: a[k], (states.params, states.clients)))
+        return client_scores.columns(task, *models, tested)
+
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
         found, done = [], int(np.max(states.round))
         for k, (test, further) in enumerate(_scores(group.task_data, numbers, states)):
             if k < len(configs):
+                further |= theirs(k, states)
                 own = schedules[k if len(schedules) > 1 else 0].rounds(0, done)
                 found.append((test, further | privacy.columns(configs[k], own)))
         return found
@@ -198,6 +206,18 @@ def _scores(
         test, *held = ({name: float(a[k]) for name, a in own.items()} for own in found)
         every.append((test, parts.further(held, share)))
     return every
+
+
+def _together(dealt: Sequence[Owners]) -> list[jax.Array]:
+    """Clients' rows and starts, of one trial or `[trials, ...]`.
+
+    Rows are lengthened with the last one, which is then no client's: of trials they may be of
+    unequal number.
+    """
+    rows, starts = zip(*dealt, strict=True)
+    longest = max(map(len, rows))
+    rows = [np.pad(own, (0, longest - len(own)), mode="edge") for own in rows]
+    return [jnp.asarray(a[0] if len(a) == 1 else np.stack(a), jnp.int32) for a in (rows, starts)]
 
 
 def _numbers(configs: Sequence[Config]) -> method.Numbers:

@@ -17,7 +17,8 @@ from ccfl_jax.runs import metrics, provenance
 from ..config.datasets import OF_STACKOVERFLOW, dataset_of
 from ..config.flag import INT32_MAX
 from ..config.run_flags import Config
-from . import method
+from . import client_lists, method
+from .client_lists import Owners
 from .method import Numbers
 
 # The stream of the held-out samples: no other part of a run with the same seed shares it.
@@ -49,7 +50,8 @@ def source(config: Config) -> tuple:
     if not dataset_of(config.dataset)[2].drawn:
         return own
     limits = (getattr(config, n) for n in OF_STACKOVERFLOW)
-    return *own, config.num_clients, config.seed_of("data"), *limits
+    every = config.num_clients + (config.unseen_clients or 0)
+    return *own, every, config.seed_of("data"), *limits
 
 
 def load(
@@ -113,8 +115,9 @@ def held_out(
 
 
 def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The row numbers of every client."""
-    labels, count, seed = train.get("y"), config.num_clients, config.seed_of("data")
+    """The row numbers of every client, also of those who do not take part."""
+    unseen = config.unseen_clients or 0
+    labels, count, seed = train.get("y"), config.num_clients + unseen, config.seed_of("data")
     if config.partition != "natural" and (labels is None or labels.ndim != 1):
         found = "no y" if labels is None else f"y {list(labels.shape)}"
         raise ValueError(
@@ -131,24 +134,32 @@ def clients(config: Config, train: dict[str, np.ndarray]) -> list[np.ndarray]:
             )
         lists = ccfl.partition_natural(train["client"])
         if len(lists) != count:
+            but = f" but {unseen} unseen" if unseen else ""
             raise ValueError(
-                f"--num_clients: expected {len(lists)}, the clients of {config.dataset}, found "
-                f"{count} with --partition=natural"
+                f"--num_clients: expected {len(lists) - unseen}, the clients of {config.dataset}"
+                f"{but}, found {config.num_clients} with --partition=natural"
             )
         return lists
     by = "client" if config.partition == "dirichlet_client" else "label"
     return ccfl.partition_dirichlet(labels, count, config.alpha, seed, by=by)
 
 
-def owners(config: Config, train: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The clients' row numbers one after another, and the start of each client's.
+def dealt(config: Config, train: dict[str, np.ndarray]) -> dict[str, Owners]:
+    """The rows of clients: "train", those who take part train on; where wanted "clients", what each
+    of them is tested on, and "unseen", those of the clients who do not take part.
 
     Raises:
         ValueError: if the data cannot be partitioned so, or a client's work cannot be counted.
     """
-    lists = clients(config, train)
-    _check_visits(config, max(map(len, lists)))
-    return np.concatenate(lists), np.cumsum([0, *map(len, lists)])
+    found, seed = {"train": clients(config, train)}, config.seed_of("data")
+    if config.unseen_clients is not None:
+        seen, unseen = client_lists.without_unseen(found["train"], config.unseen_clients, seed)
+        found = {"train": seen, "unseen": unseen}
+    if config.client_test is not None:
+        rest, tested = client_lists.split(found["train"], config.client_test, seed)
+        found |= {"train": rest, "clients": tested}
+    _check_visits(config, max(map(len, found["train"])))
+    return {name: client_lists.owners(own) for name, own in found.items()}
 
 
 def data_digests(source: tuple, train: dict, test: dict) -> dict[str, str]:
@@ -158,10 +169,8 @@ def data_digests(source: tuple, train: dict, test: dict) -> dict[str, str]:
     return {f"train[{name}]": provenance.digest(train), f"test[{name}]": provenance.digest(test)}
 
 
-def client_digest(
-    config: Config, owners: tuple[np.ndarray, np.ndarray], of: str = ""
-) -> dict[str, str]:
-    """The provenance of the clients' rows, as `owners` gives them; `of`: in its name."""
+def client_digest(config: Config, owners: Owners, of: str = "") -> dict[str, str]:
+    """The provenance of the clients' rows to train on, as `dealt`; `of`: in its name."""
     rows, starts = owners
     found = provenance.digest({"rows": rows, "starts": starts})
     return {f"clients[{of}seed={config.seed_of('data')}]": found}

@@ -119,7 +119,10 @@ def _local(config: Config) -> str:
 def _scored(job: Job) -> str:
     """The samples that models are scored on."""
     test, *held = (len(next(iter(own.values()))) for own in job.problem.scored)
-    return ", ".join([f"{test} to test", *(f"{count} held out" for count in held)])
+    tested = {name: len(data.indices) for name, data in job.problem.tested.items()}
+    words = {"clients": "to test each client on", "unseen": "of unseen clients"}
+    single = (f"{count} {words[name]}" for name, count in tested.items())
+    return ", ".join([f"{test} to test", *(f"{count} held out" for count in held), *single])
 
 
 def _oldest(job: Job) -> int:

@@ -21,14 +21,24 @@ from ccfl_jax.runs.train_loop import Part, Program, Progress
 from ..config.datasets import dataset_of
 from ..config.run_flags import Config
 from ..config.settings import free
-from . import devices, intervals, journal, method, parts, privacy, run_schedule, tasks
+from . import (
+    client_scores,
+    data_memory,
+    devices,
+    intervals,
+    journal,
+    method,
+    parts,
+    privacy,
+    run_schedule,
+    tasks,
+)
 from .journal import Journal
 
 # What a start writes; with the settings, written last, the run can be resumed.
 _FIRST = (run_config.CONFIG, provenance.PROVENANCE, metrics.SCHEDULE)
 # The files of a run, which `--overwrite` removes.
 _FILES = (*_FIRST, metrics.METRICS, saving.CHECKPOINTS, saving.PARAMS, "curves.png")
-_UNKNOWN = 2**50  # bytes of a device that tells no limit
 
 
 class Problem(NamedTuple):
@@ -39,6 +49,7 @@ class Problem(NamedTuple):
         task: what is learnt.
         data: the clients' training samples, on the devices or, where they are streamed, here.
         scored: "x" and "y" of the test set and, where samples are held out, of those.
+        tested: rows that single clients are scored on, as `client_scores.tested`.
         left_out: clients of the data set that have too few samples to be drawn.
         num_classes: of the labels.
         state: before the first round.
@@ -51,6 +62,7 @@ class Problem(NamedTuple):
     task: ccfl.Task
     data: ccfl.FederatedData
     scored: list[dict[str, jax.Array]]
+    tested: dict[str, ccfl.FederatedData]
     left_out: int
     num_classes: int | None
     state: ccfl.State
@@ -124,7 +136,8 @@ def close(job: Job) -> None:
 def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     schedule, history = run_schedule.schedule(config)
     train, validation, test, left_out, classes = parts.load(*parts.source(config))
-    owners = parts.owners(config, train)
+    lists = parts.dealt(config, train)
+    owners = lists.pop("train")
     task = tasks.task_of(config.dataset, config.model, config.compute_dtype, train, classes)
     tasks.check_samples(config.dataset, task, train, test, validation)
     tasks.check_labels(config, classes)
@@ -138,11 +151,13 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     arrays = parts.arrays_of(train)
     scored = [parts.arrays_of(part) for part in (test, validation) if part is not None]
     data = ccfl.FederatedData.from_offsets(arrays, *owners)
-    memory = _memory(config, data, mesh)
+    tested = client_scores.tested(arrays, lists)
+    memory = data_memory.memory(config, data, mesh)
     if memory is None:
         data = devices.put(data, mesh)
-    state, scored = devices.put((state, scored), mesh)
-    return Problem(schedule, task, data, scored, left_out, classes, state, memory, mesh, origin)
+    state, scored, tested = devices.put((state, scored, tested), mesh)
+    told = left_out, classes, state, memory, mesh, origin
+    return Problem(schedule, task, data, scored, tested, *told)
 
 
 def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) -> Program:
@@ -166,39 +181,18 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
         test, *held = (ccfl.evaluate(task, state.params, own) for own in problem.scored)
         share = float(parts.adaptive_share(numbers, state))
         given_away = privacy.columns(config, schedule.rounds(0, int(state.round)))
-        return [(test, parts.further(held, share) | given_away)]
+        theirs = client_scores.columns(task, state.params, state.clients, problem.tested)
+        return [(test, parts.further(held, share) | theirs | given_away)]
 
     sent, times = method.sent_bytes(config, parts.model(task)), intervals.times(config)
     ends = config.max_rejected, intervals.target(config)
     return Program(times, [schedule], sent, rest, advance, evaluate, *ends)
 
 
-def _memory(config: Config, data: ccfl.FederatedData, mesh: jax.sharding.Mesh) -> int | None:
-    """Bytes of each device for streamed training data, or None where the data fit."""
-    if config.data_memory is not None:
-        megabytes = config.data_memory
-    elif mesh.devices.flat[0].platform == "cpu":
-        return None
-    else:
-        stats = [device.memory_stats() or {} for device in mesh.local_devices]
-        # The other half is for models, their history and the activations of a step.
-        half = min(stat.get("bytes_limit", _UNKNOWN) for stat in stats) // 2
-        # The same in all processes, as the pieces must be; whole MB fit the 32 bits sent.
-        megabytes = multihost_utils.process_allgather(np.asarray(half // 10**6)).min()
-    room = int(megabytes * 1e6)
-    return room if sum(leaf.nbytes for leaf in jax.tree.leaves(data)) > room else None
-
-
-def _cut(config: Config, problem: Problem, done: int) -> streaming.Pieces | None:
+def _cut(problem: Problem, done: int) -> streaming.Pieces | None:
     """The pieces of the rounds from `done` on, where they are streamed."""
-    if problem.memory is None:
-        return None
-    try:
-        return streaming.cut(
-            problem.schedule.rounds(done, config.rounds), problem.data, problem.memory
-        )
-    except ValueError as error:
-        raise ValueError(f"--data_{error}") from None  # --data_memory: found ...
+    left = problem.schedule.rounds(done, problem.schedule.num_rounds)
+    return data_memory.cut(left, problem.data, problem.memory)
 
 
 def _open(config: Config, problem: Problem) -> Journal:
@@ -209,7 +203,7 @@ def _open(config: Config, problem: Problem) -> Journal:
 
 def _start(config: Config, problem: Problem) -> Job:
     """Makes the folder of a new run; its settings, written last, make it resumable."""
-    pieces = _cut(config, problem, 0)
+    pieces = _cut(problem, 0)
     folder = _numbered_folder(config) if config.out_dir is None else config.out_dir
     config = dataclasses.replace(config, out_dir=str(folder))
     lock = None
@@ -252,7 +246,7 @@ def _resume(config: Config, problem: Problem) -> Job:
         saved = journal.newest(own, problem.state)
         if saved is not None:
             _check(config, problem, saved)
-        pieces = _cut(config, problem, 0 if saved is None else int(saved.state.round))
+        pieces = _cut(problem, 0 if saved is None else int(saved.state.round))
         if saved is None:  # stopped before the first checkpoint
             journal.warn(folder, "no checkpoint yet, from the start")
             metrics.keep_rows(folder, {"": 0})

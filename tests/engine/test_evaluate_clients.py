@@ -74,6 +74,23 @@ def test_fine_tuning_starts_from_the_global_model_and_is_scored_for_each_client(
     assert (found["error"] < plain).all()
 
 
+@pytest.mark.parametrize("clients", [1, 10, 11, 40])
+def test_fairness_is_mean_worst_decile_and_variance_over_clients_with_a_score(clients):
+    """Of 11 clients the worst decile is two of them."""
+    scores = np.random.default_rng(clients).uniform(size=clients)
+    found = ccfl.fairness(np.insert(scores, clients // 2, np.nan))
+    worst = sorted(scores)[: {1: 1, 10: 1, 11: 2, 40: 4}[clients]]
+    mean = sum(scores) / clients
+    expected = mean, sum(worst) / len(worst), sum((one - mean) ** 2 for one in scores) / clients
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert all(type(value) is float for value in found)
+
+
+def test_fairness_of_nobody_is_nan_and_of_a_table_refused():
+    assert np.isnan(ccfl.fairness([np.nan])).all()
+    refused("scores: expected [clients], found shape (2, 3)", ccfl.fairness, np.zeros((2, 3)))
+
+
 def test_what_cannot_be_scored_is_refused_and_a_model_that_is_not_finite_has_no_score():
     message = "memories: expected 5 rows, one for each client, found 4"
     refused(message, ccfl.evaluate_clients, SOFTMAX, PARAMS, CLIENTS, memories=jnp.zeros(4))

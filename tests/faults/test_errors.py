@@ -132,7 +132,7 @@ def config(*args):
 
 
 def owners(*args):
-    return parts.owners(config("--partition=iid", *args), {"y": np.zeros(1437, np.int32)})
+    return parts.dealt(config("--partition=iid", *args), {"y": np.zeros(1437, np.int32)})
 
 
 def first_state(*args):

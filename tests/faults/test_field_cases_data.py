@@ -86,7 +86,7 @@ def test_ds_07_no_test_sample_is_in_a_clients_hands(monkeypatch):
     for partition in ("iid", "dirichlet", "dirichlet_client"):
         config = run_flags.parse([*args, f"--partition={partition}"])
         own, _, test, *_ = parts.load(*parts.source(config))
-        data = ccfl.FederatedData.from_offsets(own, *parts.owners(config, own))
+        data = ccfl.FederatedData.from_offsets(own, *parts.dealt(config, own)["train"])
         held = np.concatenate([data.client(client)["x"].ravel() for client in range(12)])
         assert sorted(held) == split[0].tolist()
         assert not set(held) & set(test["x"].ravel())

@@ -16,7 +16,7 @@ import ccfl_jax as ccfl
 from ccfl_jax.clock import availability, event_clock, speed
 from ccfl_jax.data.image_transforms import prepare_images
 from ccfl_jax.data.synthetic import synthetic
-from experiments.training import parts
+from experiments.training import client_lists, parts
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,8 @@ SERVER, ALWAYS = event_clock.Server(1, 2, "poisson", 1.0), availability.always(2
 SEEDED = {
     "iid": lambda folder, seed: ccfl.partition_iid(LABELS, 4, seed),
     "held out": lambda folder, seed: parts.held_out({"y": LABELS}, 0.2, seed),
+    "unseen": lambda folder, seed: client_lists.without_unseen([LABELS], 1, seed),
+    "client test": lambda folder, seed: client_lists.split([LABELS], 0.5, seed),
     "schedule": lambda folder, seed: ccfl.random_schedule(seed, 2, 20),
     "synthetic": lambda folder, seed: synthetic(2, seed=seed),
     "stackoverflow": small_corpus,
@@ -50,11 +52,11 @@ def test_streams_of_numpy_are_named_and_distinct(monkeypatch, tmp_path):
                 state = np.random.SeedSequence(entropy).generate_state(8).tobytes()
                 entropies[state].add((name, repr(entropy)))
     assert all(len(users) == 1 for users in entropies.values()), entropies
-    # For each seed a partition, held-out samples, three of the schedule, two clients, a draw of
-    # clients, three of the devices, two models of availability, five of the clock (who starts and
-    # when, work, a task's factor and its extra seconds); and one order of test clients, which hangs
-    # on no seed.
-    assert len(entropies) == 5 * (1 + 1 + 3 + 2 + 1 + 3 + 2 + 5) + 1
+    # For each seed a partition, held-out samples, unseen clients, clients' test rows, three of the
+    # schedule, two clients, a draw of clients, three of the devices, two models of availability,
+    # five of the clock (who starts and when, work, a task's factor and its extra seconds); and one
+    # order of test clients, which hangs on no seed.
+    assert len(entropies) == 5 * (1 + 1 + 1 + 1 + 3 + 2 + 1 + 3 + 2 + 5) + 1
 
 
 def test_a_partition_is_not_the_schedules_first_draw():

@@ -133,7 +133,7 @@ def _draws(*args):
     train = {"x": np.zeros((200, 8, 8, 1), np.float32), "y": np.arange(200) % 10}
     task = tasks.task_of("digits", "mlp", "float32", train, 10)
     state = parts.first_state(own, task, history, numbers, *keys)
-    rows, starts = parts.owners(own, train)
+    rows, starts = parts.dealt(own, train)["train"]
     first = jax.tree.leaves(state.params)[-1]
     key = jax.random.key_data(state.key)
     found = {"data": (rows, starts), "schedule": (schedule.client,), "init": (first,)}

@@ -19,14 +19,14 @@ from ccfl_jax.engine.streaming import cut
 from ccfl_jax.runs import metrics, run_config, train_loop
 from experiments import train
 from experiments.config import methods
-from experiments.training import devices, intervals, method, run_setup
+from experiments.training import data_memory, devices, intervals, method, run_setup
 from experiments.training.parts import round_at  # itself, not what the tests of a file share
 
 
 def test_folder_of_a_run(straight):
     folder, rows = straight
     names = ["checkpoints", "config.json", "curves.png", "metrics.jsonl"]
-    names += ["provenance.json", "schedule.npz"]
+    names += ["params.npz", "provenance.json", "schedule.npz"]
     assert sorted(path.name for path in folder.iterdir()) == names
     saved = json.loads((folder / run_config.CONFIG).read_text())
     asked = config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}")
@@ -117,7 +117,7 @@ def test_data_are_streamed_where_half_the_memory_is_too_little(flag, platform, l
     stats = [limit and {"bytes_limit": limit} for limit in limits]
     local = [SimpleNamespace(platform=platform, memory_stats=lambda s=s: s) for s in stats]
     mesh = SimpleNamespace(devices=np.array(local), local_devices=local)
-    assert run_setup._memory(config_of(*flag), data, mesh) == expected
+    assert data_memory.memory(config_of(*flag), data, mesh) == expected
 
 
 def test_evaluations_and_long_stretches_cut_pieces(ready):

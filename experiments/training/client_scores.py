@@ -1,0 +1,43 @@
+"""The scores of single clients: columns of a run's rows."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import ccfl_jax as ccfl
+
+from .client_lists import Owners
+
+Tested = Mapping[str, ccfl.FederatedData]  # "clients" and "unseen", where they are scored
+
+
+def tested(arrays: Mapping[str, Any], lists: Mapping[str, Owners]) -> dict[str, ccfl.FederatedData]:
+    """The rows that single clients are scored on, without any others."""
+    whole = {name: ccfl.FederatedData.from_offsets(arrays, *lists[name]) for name in lists}
+    return {name: data.only(np.arange(len(data))) for name, data in whole.items()}
+
+
+def columns(
+    task: ccfl.Task, params: Any, memories: Any, data: Tested, own: Callable | None = None
+) -> dict[str, float]:
+    """Mean, worst decile and variance over clients of every metric but the loss.
+
+    `clients_worst_accuracy`, for example: over those who take part, each on its own test rows, and
+    `unseen_worst_accuracy` over those who do not, by the global model.
+
+    Args:
+        task: what is learnt.
+        params: the global model.
+        memories: what clients remember, `[clients, ...]`.
+        data: the rows of both, as `tested`.
+        own: `own(params, memory)`, the model of a client who takes part; by default the global one.
+    """
+    found = {}
+    for name, rows in data.items():
+        theirs = {"own": own, "memories": memories} if own and name == "clients" else {}
+        for metric, scores in ccfl.evaluate_clients(task, params, rows, **theirs).items():
+            if metric != "loss":
+                over = ccfl.fairness(scores)._asdict()
+                found |= {f"{name}_{kind}_{metric}": value for kind, value in over.items()}
+    return found
