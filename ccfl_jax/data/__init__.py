@@ -12,6 +12,7 @@ from ccfl_jax.data.readers.leaf import load_leaf
 from ccfl_jax.data.readers.npz import load_npz
 from ccfl_jax.data.readers.python import load_python
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
+from ccfl_jax.data.readers.stackoverflow_words import load_stackoverflow_nwp
 from ccfl_jax.data.readers.tfds import load_tfds
 from ccfl_jax.data.readers.tff import load_tff
 from ccfl_jax.data.synthetic import synthetic
@@ -30,6 +31,7 @@ __all__ = [
     "load_parquet",
     "load_python",
     "load_stackoverflow",
+    "load_stackoverflow_nwp",
     "load_tfds",
     "load_tff",
     "partition_dirichlet",

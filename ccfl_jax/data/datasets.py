@@ -10,6 +10,7 @@ from ccfl_jax.data.readers.characters import NUM_IDS
 from ccfl_jax.data.readers.cifar import load_cifar
 from ccfl_jax.data.readers.idx import read_idx
 from ccfl_jax.data.readers.stackoverflow import load_stackoverflow
+from ccfl_jax.data.readers.stackoverflow_words import load_stackoverflow_nwp
 from ccfl_jax.data.readers.tfds import load_tfds
 from ccfl_jax.data.readers.tff import load_tff
 from ccfl_jax.data.synthetic import synthetic
@@ -22,6 +23,7 @@ NUM_CLASSES = {
     "cifar10": 10,
     "cifar100": 100,
     "stackoverflow": 500,
+    "stackoverflow_nwp": 10_004,
     "fed_emnist": 62,
     "fed_emnist_digitsonly": 10,
     "fed_cifar100": 100,
@@ -51,6 +53,7 @@ def load_dataset(
       the binary version in `data_dir`, else through TFDS, see `load_cifar`.
     * `stackoverflow`: `load_stackoverflow(data_dir)` with its other arguments at their defaults;
       x int32 [n, 250] word ids, y int32 [n, tags] tags, both padded with -1.
+    * `stackoverflow_nwp`: `load_stackoverflow_nwp(data_dir)` likewise; x, y int32 [n, 20] word ids.
     * `fed_emnist`, `fed_emnist_digitsonly`, `fed_cifar100`, `shakespeare`:
       `load_tff(name, data_dir)`.
     * `synthetic`: `synthetic()` with its default arguments; x float32 [n, 60].
@@ -61,8 +64,8 @@ def load_dataset(
 
     Returns:
         train and test, each a dict with "x" and "y" (int32 [n], in 0..NUM_CLASSES[name]-1); where
-        the clients are part of the data, also "client" (int32 [n]). Of `stackoverflow` and
-        `shakespeare` y has a second axis.
+        the clients are part of the data, also "client" (int32 [n]). Of `stackoverflow`,
+        `stackoverflow_nwp` and `shakespeare` y has a second axis.
 
     Raises:
         ValueError: unknown name, or a damaged file, or files that do not belong together.
@@ -83,6 +86,8 @@ def load_dataset(
         raise ValueError(f"data_dir: expected the folder of the files of {name}, found none")
     if name == "stackoverflow":
         return load_stackoverflow(data_dir)[:2]
+    if name == "stackoverflow_nwp":
+        return load_stackoverflow_nwp(data_dir)[:2]
     return load_tff(name, data_dir)[:2]
 
 

@@ -30,7 +30,7 @@ class CharLSTM(nn.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         x: Any = _embedded(self, ids, 8)
         for number in (1, 2):
-            x = nn.RNN(nn.OptimizedLSTMCell(self.hidden), name=f"lstm{number}")(x)
+            x = nn.RNN(nn.OptimizedLSTMCell(self.hidden, name=f"lstm{number}"))(x)
         return nn.Dense(self.vocabulary_size, name="dense")(x)
 
 
@@ -50,7 +50,7 @@ class WordLSTM(nn.Module):
     @nn.compact
     def __call__(self, ids: jax.Array) -> jax.Array:
         x: Any = _embedded(self, ids, 96)
-        x = nn.RNN(nn.OptimizedLSTMCell(self.hidden), name="lstm")(x)
+        x = nn.RNN(nn.OptimizedLSTMCell(self.hidden, name="lstm"))(x)
         x = nn.Dense(96, name="dense1")(x)
         return nn.Dense(self.vocabulary_size, name="dense2")(x)
 

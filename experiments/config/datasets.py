@@ -13,6 +13,9 @@ MODELS = {
     "resnet18": "ResNet18",
     "resnet20": "ResNet20",
     "tags": "TagLogistic",
+    "char_lstm": "CharLSTM",
+    "word_lstm": "WordLSTM",
+    "autoencoder": "Autoencoder",
 }
 
 
@@ -37,7 +40,7 @@ class Dataset(NamedTuple):
 
 
 _ANY = ("mlp", "logistic")
-_IMAGES = ("cnn", "mcmahan_cnn", *_ANY, "resnet18", "resnet20")
+_IMAGES = ("cnn", "mcmahan_cnn", *_ANY, "resnet18", "resnet20", "autoencoder")
 _OWN = Dataset(_IMAGES, files=False, clients=True)
 DATASETS = {
     "digits": Dataset(_ANY, files=False),
@@ -46,11 +49,13 @@ DATASETS = {
     "cifar10": Dataset(("resnet18", "resnet20", *_ANY)),
     "cifar100": Dataset(("resnet18", "resnet20", *_ANY)),
     "stackoverflow": Dataset(("tags",), clients=True, drawn=True, one_label=False),
+    "stackoverflow_nwp": Dataset(("word_lstm",), clients=True, drawn=True, one_label=False),
+    "shakespeare": Dataset(("char_lstm",), clients=True, drawn=True, one_label=False),
     "fed_emnist": Dataset(_IMAGES, clients=True, drawn=True),
     "fed_emnist_digitsonly": Dataset(_IMAGES, clients=True, drawn=True),
     "fed_cifar100": Dataset(("resnet18", "resnet20", *_ANY), clients=True, drawn=True),
     "npz": _OWN._replace(arguments="(PATH)"),
-    "leaf": _OWN._replace(arguments="(PATH)"),
+    "leaf": _OWN._replace(models=(*_IMAGES, "char_lstm"), arguments="(PATH)"),
     "parquet": _OWN._replace(arguments="(PATH,x=x,y=y,client=client)"),
     "python": _OWN._replace(arguments="(PATH)"),
     "huggingface": _OWN._replace(arguments="(PATH,x=x,y=y,client=client)"),
@@ -58,6 +63,7 @@ DATASETS = {
 DATASET_FORMS = tuple(name + one.arguments for name, one in DATASETS.items())
 OWN_TASK = "task(PATH)"  # the form of the model that `--task` sets
 OF_STACKOVERFLOW = ("max_examples", "min_examples", "max_words")
+MAX_WORDS = {"stackoverflow": 150, "stackoverflow_nwp": 20}  # the latter of Reddi et al.
 
 
 def dataset_of(text: str) -> tuple[str, tuple[str, ...], Dataset]:

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from . import methods
-from .datasets import DATASETS, OF_STACKOVERFLOW, dataset_of
+from .datasets import DATASETS, MAX_WORDS, OF_STACKOVERFLOW, dataset_of
 from .flag import INT32_MAX
 from .methods import HYPERPARAMETERS, SERVERS
 
@@ -55,11 +55,13 @@ def _check_data(values: dict[str, Any], given: set[str]) -> None:
         raise ValueError(f"--data_dir: expected with {users}, found with --dataset={name}")
     if dataset.drawn and values["data_dir"] is None:
         raise ValueError(f"--data_dir: expected the folder of the files of {name}, found none")
-    if name == "stackoverflow":
+    if name in MAX_WORDS:
+        values["max_words"] = values["max_words"] or MAX_WORDS[name]
         return
     for flag in OF_STACKOVERFLOW:
         if flag in given:
-            raise ValueError(f"--{flag}: expected with stackoverflow, found with --dataset={name}")
+            users = ", ".join(MAX_WORDS)
+            raise ValueError(f"--{flag}: expected with {users}, found with --dataset={name}")
         values[flag] = None
 
 

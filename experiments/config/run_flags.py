@@ -43,8 +43,8 @@ class Config:
     model: str = _data(
         one_of(*MODELS),
         "cnn",
-        "model; cnn: NIID-Bench's, mcmahan_cnn: 28x28 images too, resnets: with GroupNorm, tags: "
-        "for stackoverflow",
+        "model; cnn: NIID-Bench's, mcmahan_cnn: 28x28 images too, resnets: with GroupNorm; of "
+        "stackoverflow: tags, of stackoverflow_nwp: word_lstm, of characters: char_lstm",
     )
     compute_dtype: str = _data(
         one_of("float32", "bfloat16"),
@@ -52,9 +52,7 @@ class Config:
         "of the model's computation; parameters and state stay float32",
     )
     task: str | None = _data(FUNCTION, None, "returns a ccfl.Task, or (task, train, test)")
-    num_clients: int = _data(
-        whole(1), 100, "clients that train; of stackoverflow, fed_* so many are drawn"
-    )
+    num_clients: int = _data(whole(1), 100, "clients that train; of SQLite files so many are drawn")
     partition: str = _data(
         one_of("iid", "dirichlet", "dirichlet_client", "natural"),
         "dirichlet",
@@ -64,7 +62,9 @@ class Config:
     alpha: float | None = _data(POSITIVE, 0.5, "Dirichlet concentration; small is skewed")
     max_examples: int | None = _data(whole(1), 500, "stackoverflow: most examples of a client")
     min_examples: int | None = _data(whole(1), 1, "stackoverflow: clients with fewer are left out")
-    max_words: int | None = _data(whole(1), 150, "stackoverflow: most words of a text")
+    max_words: int | None = _data(
+        whole(1), None, "stackoverflow: words of a text; unset: 150, of stackoverflow_nwp 20"
+    )
     validation: float | None = _data(
         flags.SHARE, None, "share of the training samples held out and scored"
     )

@@ -76,8 +76,7 @@ def load(
     elif properties.drawn:
         num_clients, seed, *limits = drawn
         used = {n: v for n, v in zip(OF_STACKOVERFLOW, limits, strict=True) if v is not None}
-        is_tags = name == "stackoverflow"
-        read = ccfl.load_stackoverflow if is_tags else partial(ccfl.data.load_tff, name)
+        read = getattr(ccfl.data, f"load_{name}", partial(ccfl.data.load_tff, name))
         train, test, counts = read(data_dir, num_clients, seed, **used)
         left_out = counts["too_small"]
     elif dataset == "synthetic" and data_seed is not None:

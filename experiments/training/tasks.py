@@ -6,12 +6,15 @@ import ccfl_jax as ccfl
 from ccfl_jax import models
 from ccfl_jax.data.arrays import faults
 from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
+from ccfl_jax.data.readers.stackoverflow_words import special_ids
 from ccfl_jax.io import own_code
 
 from ..config.datasets import MODELS, OWN_TASK
 from ..config.expression import expression
 from ..config.methods import ON_DATA, named
 from ..config.run_flags import Config
+
+_SEQUENCES = ("char_lstm", "word_lstm")
 
 
 def task_of(
@@ -25,22 +28,43 @@ def task_of(
     if own := expression(model, (OWN_TASK,)):
         return _own(*own[1])
     x, module = train["x"], getattr(models, MODELS[model])
+    shape = x.shape[1:]
     if model == "tags":
-        return ccfl.tags_task(module(num_tags=classes), x.shape[1:], classes, compute_dtype)
+        return ccfl.tags_task(module(num_tags=classes), shape, classes, compute_dtype)
     # CIFAR's images are cropped and flipped, the paper's small grey ones are not.
     channels = CHANNELS.get(dataset)
     prepare = None if channels is None else prepare_images(channels, augment=True)
     try:
+        if model in _SEQUENCES:
+            return _sequences(dataset, module(classes), compute_dtype, x, classes)
         if x.dtype.kind != "f" and x.dtype != np.uint8:
             raise ValueError(f"{model}: expected floats or bytes, found {x.dtype}")
+        if model == "autoencoder":
+            return ccfl.autoencoder_task(module(), shape, compute_dtype)
         return ccfl.classification_task(
-            module(num_classes=classes), x.shape[1:], classes, compute_dtype, prepare
+            module(num_classes=classes), shape, classes, compute_dtype, prepare
         )
     except ValueError as error:
         raise ValueError(
-            f"--model: expected one for samples {x.dtype} {list(x.shape[1:])}, found {model} with "
+            f"--model: expected one for samples {x.dtype} {list(shape)}, found {model} with "
             f"--dataset={dataset} ({error})"
         ) from None
+
+
+def _sequences(
+    dataset: str, module: models.CharLSTM, compute_dtype: str, x: np.ndarray, classes: int
+) -> ccfl.Task:
+    """Next-token prediction of ids 0 to `classes` - 1."""
+    if x.dtype.kind not in "iu" or x.min() < 0 or x.max() >= classes:
+        raise ValueError(
+            f"ids: expected integers from 0 to {classes - 1}, found {x.dtype} from {x.min()} to "
+            f"{x.max()}"
+        )
+    special = special_ids(classes - 4)
+    unscored = (special.unknown, special.end) if dataset == "stackoverflow_nwp" else ()
+    return ccfl.next_token_task(
+        module, x.shape[1:], classes, unscored=unscored, compute_dtype=compute_dtype
+    )
 
 
 def _own(function: str) -> ccfl.Task:

@@ -53,6 +53,30 @@ def test_longest_first_by_hand(costs, shares):
     assert shares_of(costs, 2) == shares
 
 
+def test_a_recurrent_model_has_one_lane_on_a_cpu():
+    assert load_balancing.lanes("cpu", 610, 1000, 2, recurrent=True) == 1
+    assert load_balancing.lanes("gpu", 610, 1000, 2, recurrent=True) == 500
+
+
+def loop(body, times):
+    """A loop of so many steps over a matrix."""
+    return lambda x: jax.lax.fori_loop(0, times, lambda _, x: body(x), x)
+
+
+@pytest.mark.parametrize(("step", "recurrent"), [
+    (loop(lambda x: x @ x, 3), True), (jax.grad(lambda x: loop(lambda x: x @ x, 3)(x).sum()), True),
+    (lambda x: x @ x, False), (loop(lambda x: x + 1, 3), False),
+    (loop(lambda x: x / (x[0] @ x[0]), 3), False),
+])  # fmt: skip
+def test_a_recurrent_model_has_matrix_products_in_a_loop(step, recurrent):
+    """Within the loop over steps, whose number is an argument."""
+
+    def visit(x, steps):
+        return jax.jit(loop(step, steps))(x)
+
+    assert load_balancing.is_recurrent(visit, np.eye(2, dtype=np.float32), 5) == recurrent
+
+
 @pytest.mark.parametrize(
     ("case", "lanes"),  # backend, parameters, slots, devices
     [

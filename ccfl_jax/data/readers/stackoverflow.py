@@ -2,7 +2,9 @@
 
 import sqlite3
 from array import array
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -98,29 +100,76 @@ def load_stackoverflow(
         MemoryError: the examples do not fit.
         OSError: a file cannot be read, or `cache_dir` has no room for the decompressed one.
     """
-    limits = {"max_examples": max_examples, "min_examples": min_examples, "max_test": max_test}
-    sizes = {"vocabulary": vocabulary, "num_tags": num_tags, "max_words": max_words}
-    for name, value in {"num_clients": num_clients, **limits, **sizes}.items():
-        if name != "num_clients" or value is not None:
-            check_whole(name, value, 1)
-    check_seed(seed)
-    source = find(_TITLE, data_dir, databases("stackoverflow", "corpus"))
-    word_file, tag_file = (
-        find(_TITLE, data_dir, [f"stackoverflow.{name}", name])
-        for name in ("word_count", "tag_count")
-    )
+    limits = Limits(num_clients, seed, min_examples, max_examples, max_test)
+    check_sizes(limits, vocabulary=vocabulary, num_tags=num_tags, max_words=max_words)
+    source, word_file, tag_file = files(data_dir, "word_count", "tag_count")
     words, tags = read_word_ids(word_file, vocabulary), read_tag_ids(tag_file, num_tags)
+
+    def encode(db: sqlite3.Connection, wanted: Wanted) -> tuple[dict, dict]:
+        return _encode(db, wanted, words, tags, max_words, keep_unknown)
+
+    def check(train: dict[str, np.ndarray], test: dict[str, np.ndarray]) -> None:
+        for name, file in (("x", word_file), ("y", tag_file)):
+            check_known(file, max(train[name].max(), test[name].max()) >= 0)
+
+    return read(source, cache_dir, limits, encode, check)
+
+
+class Limits(NamedTuple):
+    """Which clients and examples of a corpus are read, as in `load_stackoverflow`."""
+
+    num_clients: int | None
+    seed: int
+    min_examples: int
+    max_examples: int
+    max_test: int
+
+
+def check_sizes(limits: Limits, **sizes: int) -> None:
+    """Raises ValueError for a limit or size that is not as described."""
+    for name, value in {**limits._asdict(), **sizes}.items():
+        if name != "seed" and (name != "num_clients" or value is not None):
+            check_whole(name, value, 1)
+    check_seed(limits.seed)
+
+
+def files(data_dir: str | Path, *names: str) -> list[Path]:
+    """The database in the folder, and the files of these names."""
+    own = [find(_TITLE, data_dir, [f"stackoverflow.{name}", name]) for name in names]
+    return [find(_TITLE, data_dir, databases("stackoverflow", "corpus")), *own]
+
+
+def check_known(file: Path, known: bool | np.bool_) -> None:
+    """Raises ValueError where no chosen example has anything of the file."""
+    if not known:
+        raise ValueError(
+            f"expected something that is in {file}, found nothing in the chosen examples"
+        )
+
+
+def read(
+    source: Path,
+    cache_dir: str | Path,
+    limits: Limits,
+    encode: Callable[[sqlite3.Connection, Wanted], tuple[dict, dict]],
+    check: Callable[[dict, dict], None],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, int]]:
+    """The parts, with "client", and the counts of `load_stackoverflow`.
+
+    Args:
+        source: the database.
+        cache_dir: folder for decompressed files.
+        limits: what is read.
+        encode: the arrays of a part, and counts.
+        check: raises ValueError for parts of another corpus.
+    """
     plain = decompressed(source, Path(cache_dir))
     with open_database(plain, source, COLUMNS) as db:
-        train_rows, counts = draw_train(db, "train", num_clients, seed, min_examples, max_examples)
-        test_rows = _draw_test(db, max_test)
-        train, facts = _encode(db, train_rows, words, tags, max_words, keep_unknown)
-        test, _ = _encode(db, test_rows, words, tags, max_words, keep_unknown)
-        for name, file in (("x", word_file), ("y", tag_file)):
-            if max(train[name].max(), test[name].max()) < 0:
-                raise ValueError(
-                    f"expected something that is in {file}, found nothing in the chosen examples"
-                )
+        train_rows, counts = draw_train(db, "train", *limits[:4])
+        test_rows = _draw_test(db, limits.max_test)
+        train, facts = encode(db, train_rows)
+        test, _ = encode(db, test_rows)
+        check(train, test)
     for part, rows in ((train, train_rows), (test, test_rows)):
         part["client"] = np.repeat(numbers_in_train(train_rows, rows), rows.rows)
     return train, test, {**counts, **facts}

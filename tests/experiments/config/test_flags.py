@@ -128,7 +128,7 @@ _PLACE = "--coordinator: expected auto, or HOST:PORT with both, found"
     ("--model=tags", "--model: expected cnn, ..., found tags with --dataset=fashion_mnist"),
     (_TAGS, "--data_dir: expected the folder of the files of stackoverflow, found none"),
     (f"{_TAGS} --data_dir=a", "--partition: expected natural, found dirichlet with ..."),
-    ("--max_words=9", "--max_words: expected with stackoverflow, ... --dataset=fashion_mnist"),
+    ("--max_words=9", "--max_words: expected with stackoverflow, ..., found ...=fashion_mnist"),
     ("--dataset=digits --model=mlp --data_dir=a", "--data_dir: expected with ...=digits"),
     ("--server=cc_fedadagrad --b2=0", "--b2: expected with cc_fedadam, cc_fedams, ...fedadagrad"),
     ("--server=cc_fedavg", "--server_lr: expected 1, ..., found 0.1 with --server=cc_fedavg"),

@@ -19,6 +19,8 @@ SHAPES = {
     "cifar10": ((32, 32, 3), np.uint8),
     "cifar100": ((32, 32, 3), np.uint8),
     "stackoverflow": ((40,), np.int32),
+    "stackoverflow_nwp": ((20,), np.int32),
+    "shakespeare": ((80,), np.int32),
     "fed_emnist": ((28, 28, 1), np.float32),
     "fed_emnist_digitsonly": ((28, 28, 1), np.float32),
     "fed_cifar100": ((32, 32, 3), np.uint8),
@@ -31,6 +33,9 @@ PARAMETERS = {
     ("cifar10", "resnet18"): 11_173_962,
     ("cifar100", "resnet18"): 11_173_962 + 90 * 513,  # 90 more classes on 512 features
     ("stackoverflow", "tags"): 10_000 * 500 + 500,
+    ("stackoverflow_nwp", "word_lstm"): 4_050_748,  # Reddi et al., as the next two
+    ("shakespeare", "char_lstm"): 820_522,
+    ("fed_emnist", "autoencoder"): 2_837_314,
     ("digits", "logistic"): 64 * 10 + 10,
 }
 PAIRS = [(name, model) for name in SHAPES for model in datasets.DATASETS[name].models]
