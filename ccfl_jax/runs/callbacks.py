@@ -7,7 +7,7 @@ from typing import Any
 from ccfl_jax.checks import check_whole, one_line
 from ccfl_jax.engine.state import State
 from ccfl_jax.runs import targets
-from ccfl_jax.runs.metrics import Row
+from ccfl_jax.runs.metrics import Row, goodness
 
 
 @dataclass
@@ -40,7 +40,8 @@ class EarlyStopping:
         column: of the rows, as `test_loss`.
         patience: evaluations in a row that are no better than the best before.
         least: by how much a score has to be better.
-        is_better_high: whether a higher score is the better one; by default unless it is a loss.
+        is_better_high: whether a higher score is the better one; by default unless its name ends in
+            loss or error.
     """
 
     column: str = "test_loss"
@@ -51,7 +52,7 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         check_whole("patience", self.patience, 1)
         if self.is_better_high is None:
-            self.is_better_high = not self.column.endswith("loss")
+            self.is_better_high = goodness(self.column, 1.0) > 0
 
     def __call__(self, rows: list[Row], state: State) -> bool:
         if self.column not in rows[-1]:

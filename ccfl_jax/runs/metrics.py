@@ -237,9 +237,14 @@ def rejection(rows: Sequence[Row]) -> str | None:
 
 
 def score_name(row: Mapping[str, Any]) -> str:
-    """The name of the task's metric in a row, such as "accuracy"; "score" without one."""
+    """The name of the task's metric in a row, such as "accuracy"; "loss" where it has no other."""
     names = (n[5:] for n in row if n.startswith("test_") and n != "test_loss")
-    return next(names, "score")
+    return next(names, "loss")
+
+
+def goodness(name: str, value: float) -> float:
+    """A score, turned where a lower one is better: those of a metric `..._loss`, `..._error`."""
+    return -value if name.endswith(("loss", "error")) else value
 
 
 def score_text(row: Mapping[str, Any]) -> str:

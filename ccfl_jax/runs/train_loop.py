@@ -290,6 +290,9 @@ def evaluate(
 def _save(store: Store, progress: Progress) -> None:
     """Saves a checkpoint, with a score if the model was just evaluated."""
     last = progress.rows[0][-1]
-    score = last[f"test_{metrics.score_name(last)}"] if len(progress.rows) == 1 else None
-    fresh = last["round"] == progress.done
-    store.save(progress, score if fresh and score is not None else None)
+    name = metrics.score_name(last)
+    score = last[f"test_{name}"] if len(progress.rows) == 1 else None
+    if last["round"] != progress.done or score is None:
+        store.save(progress, None)
+    else:
+        store.save(progress, metrics.goodness(name, score))

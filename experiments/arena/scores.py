@@ -1,6 +1,5 @@
 """The table of a comparison: scores of the seeds, and what it took to a target."""
 
-import math
 from collections.abc import Sequence
 
 from ..sweeps import reached, selection
@@ -24,4 +23,4 @@ def _row(method: str, own: list[Record], target: str | None) -> tuple[float, dic
     test, held = (selection.score(own, part) for part in ("test", "validation"))
     row |= {"test": str(test), "held out": str(held)}
     row |= reached.columns([one.rows for one in own], target)
-    return (-math.inf if test.mean is None else test.mean), row
+    return selection.goodness(own, "test"), row

@@ -31,7 +31,7 @@ def draw_curves(rows: Rows, path: str | os.PathLike, title: str) -> None:
     score = metrics.score_name(rows[0])
     panels = [
         (name, {part: [(rows, f"{part}_{name}")] for part in ("train", "test")})
-        for name in (score, "loss")
+        for name in dict.fromkeys((score, "loss"))
     ]
     draw(panels, [path], title)
 
@@ -65,7 +65,7 @@ def draw_methods(
 def with_loss(methods: Mapping[str, Sequence[Rows]]) -> list[str]:
     """The columns of the training and the test score, and that of the test loss if it is there."""
     loss = all("test_loss" in row for runs in methods.values() for rows in runs for row in rows)
-    return [*_scores(methods), *(["test_loss"] if loss else [])]
+    return [*dict.fromkeys([*_scores(methods), *(["test_loss"] if loss else [])])]
 
 
 def _scores(methods: Mapping[str, Sequence[Rows]]) -> list[str]:

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from ccfl_jax.runs import metrics
+
 from ..config.methods import name_of
 from ..config.settings import PROBLEM, SEEDS
 from .results import Record
@@ -101,15 +103,21 @@ def tail_mean(one: Record, part: PartName, share: float = 1.0) -> float | None:
 
 
 def best(records: Sequence[Record], part: PartName | None = None) -> str | None:
-    """The setting with the highest score in the last fifth of the rounds, mean over its seeds.
+    """The setting with the best score in the last fifth of the rounds, mean over its seeds.
 
     Of equals the first; None where no setting has all its trials finished. Without `part` the score
     is that of the held-out samples or, where some trial has none, of training.
     """
     part = part or _choosing(records)
-    means = {name: score(members, part).mean for name, members in settings(records).items()}
-    scored = {name: mean for name, mean in means.items() if mean is not None}
-    return max(scored, key=lambda name: scored[name], default=None)
+    found = {name: goodness(members, part) for name, members in settings(records).items()}
+    scored = [name for name in found if found[name] > -math.inf]
+    return max(scored, key=lambda name: found[name], default=None)
+
+
+def goodness(members: Sequence[Record], part: PartName) -> float:
+    """The score of a setting, turned where a lower one is better; -inf without one."""
+    mean = score(members, part).mean
+    return -math.inf if mean is None else metrics.goodness(members[0].score, mean)
 
 
 def _choosing(records: Sequence[Record]) -> PartName:

@@ -61,7 +61,7 @@ def summary(rows: list[Row], config: Config) -> str:
     last, seconds = rows[-1], rows[-1]["seconds"] or math.nan
     score = metrics.score_name(last)
     scored = [row for row in rows if row[f"test_{score}"] is not None]
-    best = max(scored, key=lambda row: row[f"test_{score}"], default=last)
+    best = max(scored, key=lambda row: metrics.goodness(score, row[f"test_{score}"]), default=last)
     compiling = sum(row["compile_seconds"] or 0.0 for row in rows)
     lines = [
         f"result    test {score} {_number(last[f'test_{score}'])} after {last['round']} rounds; "

@@ -69,11 +69,12 @@ def test_pixels_are_reconstructed_between_0_and_1():
     assert float(loss) == pytest.approx((1 + 0 + 0.04 + 0.04) / 4)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: ccfl.regression_task(Linear(2), (3,), 2), lambda: ccfl.autoencoder_task(Linear(3), (3,)),
-])  # fmt: skip
-def test_padded_rows_change_no_bit(make):
-    task = compiled(make())
+@pytest.mark.parametrize("name", ["regression", "autoencoder"])
+def test_padded_rows_change_no_bit(name):
+    if name == "regression":
+        task = compiled(ccfl.regression_task(Linear(2), (3,), 2))
+    else:
+        task = compiled(ccfl.autoencoder_task(Linear(3), (3,)))
     params = task.init(KEY)
     x, y = X.copy(), Y.copy()
     x[~MASK], y[~MASK] = np.nan, np.inf

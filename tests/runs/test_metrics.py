@@ -196,6 +196,16 @@ def test_a_record_without_the_new_columns_goes_on_with_them():
     assert (row["bytes_sent"], row["bytes_received"], row["virtual_time"]) == (400, 500, None)
 
 
+@pytest.mark.parametrize(("test", "name", "better"), [
+    ({"loss": 1.0, "accuracy": 0.5}, "accuracy", 0.6), ({"loss": 1.0}, "loss", 0.9),
+    ({"loss": 1.0, "mean_absolute_error": 2.0}, "mean_absolute_error", 1.9),
+])  # fmt: skip
+def test_a_lower_loss_or_error_is_the_better_score(test, name, better):
+    row = {f"test_{metric}": value for metric, value in test.items()}
+    assert metrics.score_name(row) == name
+    assert metrics.goodness(name, better) > metrics.goodness(name, test[name])
+
+
 def test_bytes_of_a_model():
     """Six numbers of four bytes, four of two, one of one."""
     params = {"a": jnp.ones((2, 3)), "b": [jnp.ones(4, jnp.bfloat16), np.int8(1)]}

@@ -178,7 +178,7 @@ def test_a_damaged_record_is_refused_with_its_name(tmp_path, content, message):
     ([{**ROW, "test_accuracy": True}], 0, "test_accuracy True"),
     ([{**ROW, "train_accuracy": 1e300}], 0, "train_accuracy 1e+300"),
     ([ROW, {"round": 1, "seconds": 1.0, "test_accuracy": 0.1}], 1, "train_accuracy None"),
-    ([{"round": 0, "seconds": 0, "test_loss": 0.1}], 0, "train_score None"),
+    ([{"round": 0, "seconds": 0, "test_loss": 0.1}], 0, "train_loss None"),
     ([{**ROW, "seconds": None}], 0, "seconds None"),
 ])  # fmt: skip
 def test_what_cannot_be_rows_is_refused_by_its_place(rows, number, found):
