@@ -43,6 +43,8 @@ from ccfl_jax.models.sequence_tasks import next_token_task
 from ccfl_jax.models.tasks import classification_task
 from ccfl_jax.models.tasks import tags_task
 from ccfl_jax.runs import callbacks
+from ccfl_jax.runs.load import Run
+from ccfl_jax.runs.load import load_run
 from ccfl_jax.runs.train import train
 from ccfl_jax.engine.trials import evaluate_trials
 from ccfl_jax.engine.trials import run_trials
@@ -63,6 +65,7 @@ __all__ = [
     "FederatedData",
     "Info",
     "Rule",
+    "Run",
     "Schedule",
     "Simulation",
     "State",
@@ -88,6 +91,7 @@ __all__ = [
     "fairness",
     "init_state",
     "load_dataset",
+    "load_run",
     "load_stackoverflow",
     "mean",
     "next_token_task",

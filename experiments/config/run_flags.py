@@ -69,10 +69,10 @@ class Config:
         flags.SHARE, None, "share of the training samples held out and scored"
     )
     client_test: float | None = _data(
-        flags.SHARE, None, "share of each client's rows on which it is tested, and never trained"
+        flags.SHARE, None, "share of each client's rows that only test it"
     )
     unseen_clients: int | None = _data(
-        whole(1), None, "clients besides --num_clients who never take part, and are scored"
+        whole(1), None, "further clients, who never take part and are scored"
     )
 
     rounds: int = _schedule(whole(1), 500, "server updates in all", may_change="in a run")

@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
+import json
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +15,8 @@ import ccfl_jax as ccfl
 from ccfl_jax.engine import run, streaming
 from ccfl_jax.io import files as folders
 from ccfl_jax.io import folder_lock
+from ccfl_jax.io.files import replace_file
+from ccfl_jax.models import by_name
 from ccfl_jax.runs import checkpoints as saving
 from ccfl_jax.runs import metrics, provenance, run_config, train_loop
 from ccfl_jax.runs.train_loop import Part, Program, Progress
@@ -36,7 +39,7 @@ from . import (
 from .journal import Journal
 
 # What a start writes; with the settings, written last, the run can be resumed.
-_FIRST = (run_config.CONFIG, provenance.PROVENANCE, metrics.SCHEDULE)
+_FIRST = (run_config.CONFIG, provenance.PROVENANCE, metrics.SCHEDULE, by_name.RECORD)
 # The files of a run, which `--overwrite` removes.
 _FILES = (*_FIRST, metrics.METRICS, saving.CHECKPOINTS, saving.PARAMS, "curves.png")
 
@@ -47,6 +50,7 @@ class Problem(NamedTuple):
     Attributes:
         schedule: `config.rounds` rounds.
         task: what is learnt.
+        record: of the task, as `models.by_name` takes it.
         data: the clients' training samples, on the devices or, where they are streamed, here.
         scored: "x" and "y" of the test set and, where samples are held out, of those.
         tested: rows that single clients are scored on, as `client_scores.tested`.
@@ -60,6 +64,7 @@ class Problem(NamedTuple):
 
     schedule: ccfl.Schedule
     task: ccfl.Task
+    record: dict[str, Any]
     data: ccfl.FederatedData
     scored: list[dict[str, jax.Array]]
     tested: dict[str, ccfl.FederatedData]
@@ -138,7 +143,8 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     train, validation, test, left_out, classes = parts.load(*parts.source(config))
     lists = parts.dealt(config, train)
     owners = lists.pop("train")
-    task = tasks.task_of(config.dataset, config.model, config.compute_dtype, train, classes)
+    own = config.dataset, config.model, config.compute_dtype, train, classes
+    task, record = tasks.task_of(*own), tasks.record(*own)
     tasks.check_samples(config.dataset, task, train, test, validation)
     tasks.check_labels(config, classes)
     # As one program, which the compilation cache keeps, and not op by op.
@@ -157,7 +163,7 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
         data = devices.put(data, mesh)
     state, scored, tested = devices.put((state, scored, tested), mesh)
     told = left_out, classes, state, memory, mesh, origin
-    return Problem(schedule, task, data, scored, tested, *told)
+    return Problem(schedule, task, record, data, scored, tested, *told)
 
 
 def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) -> Program:
@@ -214,6 +220,7 @@ def _start(config: Config, problem: Problem) -> Job:
             folders.clear(folder, _FILES)
             provenance.write(folder, problem.provenance)
             problem.schedule.save(Path(folder) / metrics.SCHEDULE)
+            replace_file(Path(folder) / by_name.RECORD, json.dumps(problem.record))
             run_config.write(folder, dataclasses.asdict(config))
         except OSError:
             lock.release()

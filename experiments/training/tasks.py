@@ -1,13 +1,13 @@
 """The task of a run: a model by name, for data like its own."""
 
+from typing import Any
+
 import numpy as np
 
 import ccfl_jax as ccfl
-from ccfl_jax import models
 from ccfl_jax.data.arrays import faults
-from ccfl_jax.data.image_transforms import CHANNELS, prepare_images
-from ccfl_jax.data.readers.stackoverflow_words import special_ids
 from ccfl_jax.io import own_code
+from ccfl_jax.models import by_name
 
 from ..config.datasets import MODELS, OWN_TASK
 from ..config.expression import expression
@@ -15,6 +15,23 @@ from ..config.methods import ON_DATA, named
 from ..config.run_flags import Config
 
 _SEQUENCES = ("char_lstm", "word_lstm")
+
+
+def record(
+    dataset: str, model: str, compute_dtype: str, train: dict[str, np.ndarray], classes: int | None
+) -> dict[str, Any]:
+    """What `models.by_name` makes the task of, for data like `train`, of so many classes."""
+    if own := expression(model, (OWN_TASK,)):
+        return {"function": own[1][0]}
+    x = train["x"]
+    return {
+        "model": MODELS[model],
+        "dataset": dataset,
+        "dtype": str(x.dtype),
+        "shape": [*x.shape[1:]],
+        "classes": classes,
+        "compute_dtype": compute_dtype,
+    }
 
 
 def task_of(
@@ -25,58 +42,28 @@ def task_of(
     Raises:
         ValueError: for a model that does not take such samples, or a function that returns no task.
     """
-    if own := expression(model, (OWN_TASK,)):
-        return _own(*own[1])
-    x, module = train["x"], getattr(models, MODELS[model])
-    shape = x.shape[1:]
-    if model == "tags":
-        return ccfl.tags_task(module(num_tags=classes), shape, classes, compute_dtype)
-    # CIFAR's images are cropped and flipped, the paper's small grey ones are not.
-    channels = CHANNELS.get(dataset)
-    prepare = None if channels is None else prepare_images(channels, augment=True)
+    own = record(dataset, model, compute_dtype, train, classes)
+    if "function" in own:
+        return by_name.task_of(own)
     try:
+        task = by_name.task_of(own)
         if model in _SEQUENCES:
-            return _sequences(dataset, module(classes), compute_dtype, x, classes)
-        if x.dtype.kind != "f" and x.dtype != np.uint8:
-            raise ValueError(f"{model}: expected floats or bytes, found {x.dtype}")
-        if model == "autoencoder":
-            return ccfl.autoencoder_task(module(), shape, compute_dtype)
-        return ccfl.classification_task(
-            module(num_classes=classes), shape, classes, compute_dtype, prepare
-        )
+            _check_ids(train["x"], classes)
+        return task
     except ValueError as error:
         raise ValueError(
-            f"--model: expected one for samples {x.dtype} {list(shape)}, found {model} with "
+            f"--model: expected one for samples {own['dtype']} {own['shape']}, found {model} with "
             f"--dataset={dataset} ({error})"
         ) from None
 
 
-def _sequences(
-    dataset: str, module: models.CharLSTM, compute_dtype: str, x: np.ndarray, classes: int
-) -> ccfl.Task:
-    """Next-token prediction of ids 0 to `classes` - 1."""
-    if x.dtype.kind not in "iu" or x.min() < 0 or x.max() >= classes:
+def _check_ids(x: np.ndarray, classes: int | None) -> None:
+    """Raises ValueError for ids other than 0 to `classes` - 1."""
+    if classes is None or x.min() < 0 or x.max() >= classes:
         raise ValueError(
-            f"ids: expected integers from 0 to {classes - 1}, found {x.dtype} from {x.min()} to "
-            f"{x.max()}"
+            f"ids: expected integers from 0 to {(classes or 0) - 1}, found {x.dtype} from "
+            f"{x.min()} to {x.max()}"
         )
-    special = special_ids(classes - 4)
-    unscored = (special.unknown, special.end) if dataset == "stackoverflow_nwp" else ()
-    return ccfl.next_token_task(
-        module, x.shape[1:], classes, unscored=unscored, compute_dtype=compute_dtype
-    )
-
-
-def _own(function: str) -> ccfl.Task:
-    """The task that a user's own function returns, alone or before its data."""
-    found = own_code.called(function)
-    found = found[0] if isinstance(found, tuple) and len(found) == 3 else found
-    if not isinstance(found, ccfl.Task):
-        raise ValueError(
-            f"--task: expected {function} to return a ccfl.Task or (task, train, test), found "
-            f"{type(found).__name__}"
-        )
-    return found
 
 
 def digest(config: Config) -> dict[str, str]:

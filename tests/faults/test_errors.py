@@ -210,7 +210,7 @@ def messages():
 
 # These put a name, of a file and perhaps of a part of it, or of a flag, before what they raise.
 READERS = {"arrow", "federated_sqlite", "files", "idx", "npz", "parsers", "sqlite", "stackoverflow"}
-READERS |= {"python", "sweep_file", "tff"}
+READERS |= {"python", "stackoverflow_words", "sweep_file", "tff"}
 FROM_ELSEWHERE = {
     "{}": "a message that a function makes",
     "{}, of the trial {}": "the message about the settings of a trial",

@@ -138,7 +138,7 @@ def test_sweeps_schedules_and_comparisons_take_it(code, capsys):
     (["--task=own_prices:nothing"], "own_prices:nothing: expected (train, test) or ..., found int"),
     (["--task=own_prices:task"], "own_prices:task: expected (train, test) or ..., found Task"),
     (["--task=own_prices:data", "--dataset=python(own_prices:data)"],
-     "--task: expected own_prices:data to return a ccfl.Task or ..., found tuple"),
+     "own_prices:data: expected it to return a ccfl.Task or ..., found tuple"),
     (["--task=own_prices:task", "--model=mlp"], "--model: expected without --task, found with it"),
     (["--task=own_prices:problem", "--partition=iid"],
      "--partition: expected natural for samples without a label each, found no y with ..."),

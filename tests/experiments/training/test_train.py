@@ -26,7 +26,7 @@ from experiments.training.parts import round_at  # itself, not what the tests of
 def test_folder_of_a_run(straight):
     folder, rows = straight
     names = ["checkpoints", "config.json", "curves.png", "metrics.jsonl"]
-    names += ["params.npz", "provenance.json", "schedule.npz"]
+    names += ["params.npz", "provenance.json", "schedule.npz", "task.json"]
     assert sorted(path.name for path in folder.iterdir()) == names
     saved = json.loads((folder / run_config.CONFIG).read_text())
     asked = config_of("--rounds=6", "--eval_every=2", f"--out_dir={folder}")
