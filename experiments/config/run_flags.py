@@ -43,8 +43,7 @@ class Config:
     model: str = _data(
         one_of(*MODELS),
         "cnn",
-        "model; cnn: NIID-Bench's, mcmahan_cnn: 28x28 images too, resnets: with GroupNorm; of "
-        "stackoverflow: tags, of stackoverflow_nwp: word_lstm, of characters: char_lstm",
+        "model that takes such samples; cnn: NIID-Bench's, resnets: with GroupNorm",
     )
     compute_dtype: str = _data(
         one_of("float32", "bfloat16"),

@@ -65,6 +65,14 @@ def read_posts(folder, **arguments):
     assert counts["clients"] >= counts["too_small"] >= 0
 
 
+def read_sentences(folder):
+    sizes = {"vocabulary": 5, "max_words": 4, "cache_dir": folder / "cache"}
+    for part in fd.load_stackoverflow_nwp(folder, **sizes)[:2]:
+        assert part["x"].shape == part["y"].shape == (len(part["client"]), 4)
+        assert min(part["x"].min(), part["y"].min()) >= 0
+        assert max(part["x"].max(), part["y"].max()) <= 5 + 3
+
+
 def database_of(message):
     """The corpus with `message` as one of its examples."""
     update = "UPDATE examples SET serialized_example_proto = ? WHERE rowid = 1"
@@ -222,6 +230,7 @@ READERS = {
     "Stack Overflow's pages": Reader(PAGES, read_posts, {DATABASE: behind_header}, examples=800),
     "Stack Overflow in xz": Reader(packed(".xz", lzma.FORMAT_XZ), read_posts),
     "Stack Overflow in lzma": Reader(packed(".lzma", lzma.FORMAT_ALONE), read_posts),
+    "Stack Overflow's sentences": Reader(CORPUS, read_sentences, examples=400),
     "example in SQLite": Reader(CORPUS | {DATABASE: MESSAGE}, read_posts, {DATABASE: database_of}),
     "schedule": Reader(NPZ, read_schedule, examples=800),
     **{f"schedule's {name}": one_array(name) for name in ("client", "present", "time")},

@@ -198,7 +198,7 @@ def test_servers_and_datasets_are_those_of_the_library():
             parameters = {"learning_rate", *inspect.signature(ccfl.cc_fedams).parameters}
         assert parameters - {"nesterov"} == ({"learning_rate", *names} if parameters else set())
     named = {name for name, one in datasets.DATASETS.items() if not one.arguments}
-    assert named == {*NUM_CLASSES} - {"shakespeare"}  # for which there is no model here
+    assert named == {*NUM_CLASSES}
     own = {*datasets.DATASETS} - named
     assert all(callable(getattr(ccfl.data, f"load_{name}")) for name in own)
 

@@ -54,6 +54,16 @@ def test_a_setting_is_chosen_by_training_over_its_seeds():
     assert selection.best(equal) == "server=a server_lr=3"  # the first
 
 
+def test_of_errors_the_lowest_is_chosen():
+    trials = [made(f"server=a server_lr={k}", [0] * 5 + [k]) for k in (2, 1, 3)]
+    for one in trials:
+        for row in one.rows:
+            for part in ("train", "test"):
+                row[f"{part}_mean_absolute_error"] = row.pop(f"{part}_accuracy")
+    assert selection.best(trials) == "server=a server_lr=1"
+    assert selection.best(trials[2:] + trials[:1]) == "server=a server_lr=2"
+
+
 def test_held_out_samples_choose_where_there_are_some():
     """Training ranks 2 above 1, the held-out samples 1 above 2."""
     trials = [made(f"server=a server_lr={k}", [0] * 5 + [k], validation=0.1) for k in (1, 2)]
