@@ -155,7 +155,7 @@ def test_home_is_found(tmp_path, monkeypatch):
      "--data_dir: expected the folder of the files of fed_emnist, found none"),
     ({}, ["--dataset=fed_emnist", "--data_dir=a", "--partition=iid"],
      "--partition: expected natural, found iid with --dataset=fed_emnist"),
-    ({}, ["--dataset=shakespeare"], "--dataset: expected digits, ..., found 'shakespeare'..."),
+    ({}, ["--dataset=sent140"], "--dataset: expected digits, ..., found 'sent140'..."),
     ({}, ["--model=tags"], "--model: expected cnn, ..., found tags with --dataset=npz(...)"),
 ])  # fmt: skip
 def test_what_is_refused(tmp_path, refuses, own, words, message):
