@@ -12,7 +12,7 @@ from refusal import refused
 from same_function import compiled, random_params
 
 import ccfl_jax as ccfl
-from ccfl_jax.models import CharLSTM, WordLSTM
+from ccfl_jax.models import CharLSTM, WordLSTM, sequence_tasks
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 KEY = jax.random.key(0)
@@ -93,6 +93,18 @@ def test_what_does_not_count_changes_no_bit():
     clean = outcome(X, Y)
     assert_trees_equal(clean, outcome(x, y))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(clean))
+
+
+@pytest.mark.parametrize("logits", [1, TOKENS * LENGTH * 2])
+def test_an_evaluation_in_groups_of_rows_is_the_same(monkeypatch, logits):
+    """Groups of one and of two of three rows; the last group of two has one."""
+    plain, params = problem(unscored=(END,))
+    monkeypatch.setattr(sequence_tasks, "_LOGITS", logits)
+    task = compiled(ccfl.next_token_task(Table(), (LENGTH,), TOKENS, unscored=(END,)))
+    for mask in (MASK, np.ones(3, bool), ~MASK):
+        batch = {"x": X, "y": Y}
+        found, expected = (one.metrics(params, batch, mask) for one in (task, plain))
+        assert_trees_close(found, expected, 1e-6)
 
 
 def test_batches_without_targets_have_loss_0_and_no_gradient():
