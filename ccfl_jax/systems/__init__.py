@@ -26,7 +26,15 @@ from ccfl_jax.systems.fedpd import fedpd
 from ccfl_jax.systems.fedprox import fedprox
 from ccfl_jax.systems.mifa import afa_cd, afa_cs, fedlaavg, mifa
 from ccfl_jax.systems.mimelite import mimelite
-from ccfl_jax.systems.personal import ditto, fine_tuning, personal
+from ccfl_jax.systems.personal import (
+    ditto,
+    fedper,
+    fine_tuning,
+    lg_fedavg,
+    model_layers,
+    own_model,
+    personal,
+)
 from ccfl_jax.systems.privacy import dp_fedavg, dp_ftrl, gaussian_noise, tree_noise
 from ccfl_jax.systems.qfedavg import qfedavg
 from ccfl_jax.systems.robust import bulyan, krum, median, trimmed_mean
@@ -67,6 +75,7 @@ __all__ = [
     "fednova",
     "fedpa",
     "fedpd",
+    "fedper",
     "fedprox",
     "fedyogi",
     "fine_tuning",
@@ -76,10 +85,13 @@ __all__ = [
     "ipm",
     "krum",
     "label_flip",
+    "lg_fedavg",
     "median",
     "mifa",
     "mimelite",
+    "model_layers",
     "norm_bound",
+    "own_model",
     "personal",
     "qfedavg",
     "quantise",

@@ -1,5 +1,6 @@
 """Personal models: FedPer and LG-FedAvg (own parts), fine-tuning, Ditto (a model beside)."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,14 +11,13 @@ import optax
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.terms import told
 from ccfl_jax.algorithm.types import Batch, End, Params, Rule, Task, Visit
-from ccfl_jax.checks import check_known
+from ccfl_jax.checks import check_known, check_whole
 
 
 def personal(own: Callable[[str], bool]) -> Rule:
     """Some leaves of the model stay with their client, from visit to visit; the others are shared.
 
-    FedPer (Arivazhagan et al., 2019, arXiv:1912.00818) keeps the last layers, LG-FedAvg (Liang et
-    al., 2020, arXiv:2001.01523) the first. The server's copy of own leaves stays as it was.
+    The server's copy of own leaves stays as it was.
 
         ccfl.systems.personal(lambda path: path.startswith("['params']['head']"))
 
@@ -47,6 +47,84 @@ def personal(own: Callable[[str], bool]) -> Rule:
         return fill(end.upload, zeros), kept(end.params)
 
     return Rule(memory=kept, begin=lambda visit: fill(visit.start, visit.memory), finish=finish)
+
+
+def fedper(task: Task, layers: int = 1) -> Rule:
+    """FedPer (Arivazhagan et al., 2019, arXiv:1912.00818): the last layers are the client's own.
+
+    Args:
+        task: whose `model_layers` they are.
+        layers: how many, at least 1, and fewer than the model has.
+
+    Raises:
+        ValueError: for another number.
+    """
+    return personal(_of(_layers(task, layers)[-layers:]))
+
+
+def lg_fedavg(task: Task, layers: int = 1) -> Rule:
+    """LG-FedAvg (Liang et al., 2020, arXiv:2001.01523): the first layers are the client's own.
+
+    Departure: one global model instead of an ensemble at the end. Arguments as for `fedper`.
+    """
+    return personal(_of(_layers(task, layers)[:layers]))
+
+
+def model_layers(task: Task) -> list[str]:
+    """The outermost parts of a model's parameters, in the order in which `Task.init` makes them.
+
+    Flax makes them in the order of the forward pass. Names as `jax.tree_util.keystr` writes them,
+    "['dense1']".
+    """
+    traced, shapes = jax.make_jaxpr(task.init, return_shape=True)(jax.random.key(0))
+    program = traced.jaxpr
+    while len(program.eqns) == 1 and "jaxpr" in program.eqns[0].params:  # of jax.jit
+        program = program.eqns[0].params["jaxpr"].jaxpr
+    made = {id(one): k for k, step in enumerate(program.eqns) for one in step.outvars}
+    named, _ = jax.tree_util.tree_flatten_with_path(shapes)
+    first: dict[str, float] = {}
+    for (path, _), one in zip(named, program.outvars, strict=True):
+        name = jax.tree_util.keystr(path[:1])
+        first[name] = min(first.get(name, math.inf), made.get(id(one), math.inf))
+    return sorted(first, key=lambda name: first[name])
+
+
+def _layers(task: Task, count: int) -> list[str]:
+    """The model's layers; ValueError where `count` of them leave none to share."""
+    check_whole("layers", count, 1)
+    names = model_layers(task)
+    if count >= len(names):
+        raise ValueError(
+            f"layers: expected fewer than the {len(names)} of the model, {', '.join(names)[:200]}, "
+            f"found {count}"
+        )
+    return names
+
+
+def _of(names: list[str]) -> Callable[[str], bool]:
+    return lambda path: path.startswith(tuple(names))
+
+
+def own_model(rule: Rule) -> Callable[[Params, Any], Params]:
+    """`own(params, memory)`, a client's own model, as `evaluate_clients` takes it.
+
+    It is the model that the client's next visit would start from; of `ditto` the client's own in
+    both places, so that the task's metrics are of it.
+
+        ccfl.evaluate_clients(task, state.params, data, own=own_model(rule), memories=state.clients)
+
+    Args:
+        rule: `personal`, `fedper`, `lg_fedavg` or that of `ditto`, perhaps with more around it.
+    """
+
+    def own(params: Params, memory: Any) -> Params:
+        numbers = dict.fromkeys(("client", "round", "staleness", "steps", "size"), jnp.int32(0))
+        more = {"message": (), "memory": memory, "key": jax.random.key(0)}
+        visit = Visit(**numbers, start=params, current=params, **more)
+        found = rule.begin(visit)
+        return Both(found.own, found.own) if isinstance(found, Both) else found
+
+    return own
 
 
 def fine_tuning() -> Rule:
@@ -99,7 +177,11 @@ def ditto(task: Task, weight: float | jax.Array = 0.1) -> tuple[Task, Rule]:
     Raises:
         ValueError: for a negative weight.
     """
-    weight = check_known("weight", weight)
+    return _two(task), beside(weight)
+
+
+def _two(task: Task) -> Task:
+    """The task of two models."""
 
     def init(key: jax.Array) -> Both:
         first = task.init(key)
@@ -111,6 +193,13 @@ def ditto(task: Task, weight: float | jax.Array = 0.1) -> tuple[Task, Rule]:
     def metrics(params: Both, batch: Batch, mask: jax.Array) -> dict:
         return task.metrics(params.shared, batch, mask)
 
+    return Task(init, loss, metrics, labels=task.labels)
+
+
+def beside(weight: float | jax.Array = 0.1) -> Rule:
+    """The rule of `ditto`, whatever the task of one model is."""
+    weight = check_known("weight", weight)
+
     def towards(visit: Visit) -> optax.GradientTransformation:
         def pull(updates: Any, params: Any) -> Both:
             trees = updates.own, params.own, visit.start.shared
@@ -119,5 +208,4 @@ def ditto(task: Task, weight: float | jax.Array = 0.1) -> tuple[Task, Rule]:
 
         return optax.stateless(pull)
 
-    rule = personal(lambda path: path.startswith(".own"))
-    return Task(init, loss, metrics, labels=task.labels), told(towards, rule)
+    return told(towards, personal(_of([".own"])))

@@ -24,6 +24,7 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
     _check_work(values, given)
     _check_server(values, given)
     _check_method(values, given)
+    methods.check_scored(values)
     _check_privacy(values)
     _check_theorem(values)
     _check_processes(values)

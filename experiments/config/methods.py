@@ -44,6 +44,9 @@ FORMS = {
         "fedexp(eps=0.001)",
         "qfedavg(q=1)",
         "fedlesam(rho=0.05)",
+        "fedper(layers=1)",
+        "lg_fedavg(layers=1)",
+        "ditto(weight=0.1)",
     ),
     "upload": (
         "clip(norm)",
@@ -86,6 +89,8 @@ SEVERAL = ("upload",)  # flags of several values, one after the other
 # Rules that come with an aggregator of their own, or send nothing to be aggregated.
 OWN_AGGREGATE = ("fednova", "mimelite", "fedexp", "qfedavg")
 NO_UPLOAD = ("fedpd", "mifa")
+OF_THE_MODEL = ("fedper", "lg_fedavg")  # rules of some of its layers
+PERSONAL = (*OF_THE_MODEL, "ditto")  # rules whose clients have models of their own
 SHARED_MEMORIES = ("scaffold", "feddyn", "ca2fl")  # rules whose server knows their mean
 # Models that a visit sends, and receives, of rules where it is not one each.
 MODELS_SENT = {"scaffold": 2, "mimelite": 2}
@@ -123,6 +128,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "qfedavg": _PLAIN | {"rule": "qfedavg"},
     "fedsam": _PLAIN | {"local": "sam"},
     "fedlesam": _PLAIN | {"rule": "fedlesam"},
+    "fedper": _PLAIN | {"rule": "fedper", "weights": "samples"},
+    "lg_fedavg": _PLAIN | {"rule": "lg_fedavg", "weights": "samples"},
+    "ditto": _PLAIN | {"rule": "ditto", "weights": "samples"},
     "dp_fedavg": _PLAIN | {"privacy": "dp_fedavg(1,1)"},
 }
 
@@ -130,6 +138,16 @@ METHODS: dict[str, dict[str, Any]] = {
 def name_of(config: Mapping[str, Any]) -> str:
     """The name of a method in results: `--method`, or the server where it is not set."""
     return config.get("method") or config["server"]
+
+
+def check_scored(values: Mapping[str, Any]) -> None:
+    """Raises ValueError for clients' own models that no row would score."""
+    rule = (values["rule"] or "").partition("(")[0]
+    if rule in PERSONAL and values["client_test"] is None:
+        raise ValueError(
+            f"--client_test: expected a share, as 0.2, with {rule}, to score clients' own models "
+            "on, found none"
+        )
 
 
 def named(flag: str, text: str) -> tuple[str, dict[str, float]]:

@@ -105,7 +105,7 @@ class Config:
     lanes: int | None = _clients(
         whole(1),
         None,
-        "clients that advance together on a device; unset: by model size and device",
+        "clients together on a device; unset: by the model's size",
         may_change="always",
     )
     devices: int | None = _clients(
@@ -187,7 +187,7 @@ class Config:
     max_rejected: int | None = _run(
         whole(0),
         None,
-        "non-finite uploads that are rejected before the run ends as diverged; unset: no limit",
+        "rejected uploads that do not yet end the run",
         may_change="in a run",
     )
     target: str | None = _run(

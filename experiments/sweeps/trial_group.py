@@ -23,7 +23,7 @@ from ccfl_jax.runs.train_loop import Part, Program, Progress
 from ..config.methods import PARTS
 from ..config.run_flags import RUN, Config
 from ..config.settings import SEEDS
-from ..training import client_scores, devices, intervals, method, parts, privacy, tasks
+from ..training import client_scores, devices, intervals, method, parts, personal, privacy, tasks
 from ..training.client_lists import Owners
 
 # The settings that change no more than the arguments of a program, or are in `method.program`.
@@ -111,6 +111,7 @@ def group(
 ) -> Group:
     """The group of trials like `config`, with a history of `history` models."""
     tasks.check_labels(config, task_data.num_classes)
+    task_data = task_data._replace(task=personal.task_of(config, task_data.task))
     intervals.check_target(config, task_data.task, task_data.scored[0])
     first_states = jax.jit(jax.vmap(partial(parts.first_state, config, task_data.task, history)))
     round_at = parts.round_at(config, task_data.task, task_data.num_classes, None)
@@ -162,7 +163,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
     dealt = [*map(group.task_data.dealt, filled[:1] if alike else filled)]
     lists = {name: _together([own[name] for own in dealt]) for name in dealt[0]}
     data = ccfl.FederatedData(group.task_data.data, *lists.pop("train"))
-    round_fn = Partial(group.round_at, numbers)
+    round_fn, own_model = Partial(group.round_at, numbers), method.own_model(group.config, task)
 
     def rest(first: int) -> list[Part]:
         return [([one.rounds(first, one.num_rounds) for one in schedules], data)]
@@ -178,7 +179,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         tested = {name: ccfl.FederatedData(group.task_data.data, *a) for name, a in own.items()}
         # By way of the host: trials are spread over a mesh of another kind than the samples.
         models = jax.device_get(jax.tree.map(lambda a: a[k], (states.params, states.clients)))
-        return client_scores.columns(task, *models, tested)
+        return client_scores.columns(task, *models, tested, own_model)
 
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
         found, done = [], int(np.max(states.round))
@@ -189,7 +190,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
                 found.append((test, further | privacy.columns(configs[k], own)))
         return found
 
-    sent, times = method.sent_bytes(group.config, parts.model(task)), intervals.times(group.config)
+    sent, times = method.sent_bytes(group.config, task), intervals.times(group.config)
     ends = group.config.max_rejected, intervals.target(group.config)
     return Program(times, schedules, sent, rest, advance, evaluate, *ends)
 

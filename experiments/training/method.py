@@ -17,12 +17,21 @@ import optax
 
 import ccfl_jax as ccfl
 from ccfl_jax import systems, terms
-from ccfl_jax.checks import check_known
 
 from ..config import expression
-from ..config.methods import COLLUDING, FORMS, MODELS_SENT, ON_DATA, SERVERS, SEVERAL, named
+from ..config.methods import (
+    COLLUDING,
+    FORMS,
+    MODELS_SENT,
+    OF_THE_MODEL,
+    ON_DATA,
+    PERSONAL,
+    SERVERS,
+    SEVERAL,
+    named,
+)
 from ..config.run_flags import Config
-from . import privacy
+from . import personal, pieces, privacy
 
 Numbers = dict[str, Any]  # name -> float32, bool `[clients]`, or a dict of such; or `[trials, ...]`
 Array = jax.Array
@@ -54,75 +63,6 @@ class Method(NamedTuple):
     upload: optax.GradientTransformation | None
 
 
-def clip(norm: float | Array) -> optax.GradientTransformation:
-    """Uploads of at most this norm."""
-    return optax.clip_by_global_norm(check_known("norm", norm, above=True))
-
-
-def top_k(share: float, feedback: bool) -> optax.GradientTransformation:
-    """Of an upload the largest share."""
-    return _fed_back(systems.top_k(share), feedback)
-
-
-def random_k(share: float, feedback: bool) -> optax.GradientTransformation:
-    """Of an upload a random share, unbiased where nothing is fed back."""
-    return _fed_back(systems.random_k(share, scaled=not feedback), feedback)
-
-
-def sign(feedback: bool) -> optax.GradientTransformation:
-    """Signs with a scale."""
-    return _fed_back(systems.sign(), feedback)
-
-
-def _fed_back(compressor: systems.Compressor, feedback: bool) -> systems.Compressor:
-    return systems.with_error_feedback(compressor) if feedback else compressor
-
-
-def samples(rule: ccfl.Rule | None) -> ccfl.Rule:
-    """Weights by samples."""
-    return terms.weighted(terms.by_samples, rule)
-
-
-def polynomial(rule: ccfl.Rule | None, power: float | Array, divide: bool) -> ccfl.Rule:
-    """Weights (1 + s)^-power."""
-    return terms.weighted(terms.polynomial(power), rule, divide)
-
-
-def hinge(
-    rule: ccfl.Rule | None, slope: float | Array, after: float | Array, divide: bool
-) -> ccfl.Rule:
-    """Weights that fall from a staleness of `after` on."""
-    return terms.weighted(terms.hinge(slope, after), rule, divide)
-
-
-def sgd(local_lr: float | Array, momentum: float) -> Any:
-    """The rate alone, for which a task may have its own step, unless there is momentum."""
-    check_known("momentum", momentum, most=1.0)
-    return optax.sgd(local_lr, momentum) if momentum else local_lr
-
-
-def adam(rate: float | Array) -> optax.GradientTransformation:
-    """optax's, fresh in every visit."""
-    return optax.adam(check_known("rate", rate))
-
-
-def adamw(rate: float | Array, weight_decay: float | Array) -> optax.GradientTransformation:
-    """optax's, fresh in every visit."""
-    decay = check_known("weight_decay", weight_decay)
-    return optax.adamw(check_known("rate", rate), weight_decay=decay)
-
-
-def sam(local_lr: float | Array, rho: float | Array) -> optax.GradientTransformation:
-    """SGD along the gradient at a perturbed model."""
-    return optax.chain(systems.sam(rho), optax.sgd(local_lr))
-
-
-_OWN = {
-    function.__name__: function
-    for function in (clip, top_k, random_k, sign, samples, polynomial, hinge, sgd, adam, adamw, sam)
-}
-
-
 def calls(config: Config, flag: str) -> list[Call]:
     """What a flag names, one after the other; nothing where it is not set."""
     text = getattr(config, flag)
@@ -134,7 +74,7 @@ def calls(config: Config, flag: str) -> list[Call]:
 
 def _call(flag: str, word: str) -> Call:
     name, values = named(flag, word)
-    function = _OWN.get(name) or getattr(systems, name)
+    function = pieces.function(name)
     parameters = inspect.signature(function).parameters
     fixed, numbers = {}, {}
     for argument, value in values.items():
@@ -174,8 +114,12 @@ def program(config: Config) -> tuple:
     return config.server, *every
 
 
-def made(config: Config, numbers: Numbers) -> Method:
+def made(config: Config, numbers: Numbers, task: ccfl.Task | None = None) -> Method:
     """The method with these numbers, which may be traced.
+
+    Args:
+        config, numbers: of the run.
+        task: that is trained; None leaves out a rule that depends on it.
 
     Raises:
         ValueError: with the flag, for a number outside its range.
@@ -184,9 +128,9 @@ def made(config: Config, numbers: Numbers) -> Method:
     rate = numbers["local_lr"]
     local = every["local"][0](local_lr=rate) if every["local"] else rate
     weights, aggregate, rule = every["weights"], None, None
-    if every["rule"]:
-        known = {"local_lr": rate}
-        if calls(config, "rule")[0].name == "fedasync" and weights:
+    if every["rule"] and not (task is None and _rule_of(config) in OF_THE_MODEL):
+        known = {"local_lr": rate, "task": task}
+        if _rule_of(config) == "fedasync" and weights:
             known["staleness"], weights = _weight(weights.pop()), []
         rule = every["rule"][0](**known)
         rule, aggregate = (rule, None) if isinstance(rule, ccfl.Rule) else rule
@@ -288,9 +232,24 @@ def _chain(upload: list[Callable]) -> optax.GradientTransformation | None:
     return systems.Compressor(init, update, partial(systems.bytes_of, parts[-1]))
 
 
-def sent_bytes(config: Config, params: Any) -> tuple[int, int]:
-    """Bytes that a client sends and receives in a visit, with parameters like these."""
-    whole, own = systems.bytes_of(None, params), calls(config, "rule")
-    models = MODELS_SENT.get(own[0].name, 1) if own else 1
+def own_model(config: Config, task: ccfl.Task) -> Callable | None:
+    """`own(params, memory)`, a client's own model; None for a method where they have none."""
+    if _rule_of(config) not in PERSONAL:
+        return None
+    return systems.own_model(made(config, numbers(config), task).rule or ccfl.Rule())
+
+
+def sent_bytes(config: Config, task: ccfl.Task) -> tuple[int, int]:
+    """Bytes that a client sends and receives in a visit of training on `task`."""
+    params, rule = jax.eval_shape(task.init, jax.random.key(0)), _rule_of(config)
+    if rule in PERSONAL:
+        bare = _named(config, "rule", numbers(config))[0](task=task)
+        params = personal.shared(bare, params)
+    whole, models = systems.bytes_of(None, params), MODELS_SENT.get(rule, 1)
     upload = made(config, numbers(config)).upload
     return systems.bytes_of(upload, params) + (models - 1) * whole, models * whole
+
+
+def _rule_of(config: Config) -> str:
+    """The name of the rule; empty without one."""
+    return calls(config, "rule")[0].name if config.rule else ""

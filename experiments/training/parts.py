@@ -205,7 +205,7 @@ def first_state(
         ValueError: if a device cannot hold that history.
     """
     _check_history(config, task, history)
-    own = method.made(config, numbers)
+    own = method.made(config, numbers, task)
     return ccfl.init_state(
         task,
         own.server,
@@ -250,7 +250,7 @@ def round_at(
     """`round_at(numbers, state, slots, data) -> (state, info)`: one round with these numbers."""
 
     def run(numbers: Numbers, state: ccfl.State, slots: ccfl.Schedule, data: ccfl.FederatedData):
-        own = method.made(config, numbers)
+        own = method.made(config, numbers, task)
         data = method.poisoned(config, numbers, data, num_classes)
         round_fn = ccfl.build_round(
             task,

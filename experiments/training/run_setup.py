@@ -32,6 +32,7 @@ from . import (
     journal,
     method,
     parts,
+    personal,
     privacy,
     run_schedule,
     tasks,
@@ -144,7 +145,7 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     lists = parts.dealt(config, train)
     owners = lists.pop("train")
     own = config.dataset, config.model, config.compute_dtype, train, classes
-    task, record = tasks.task_of(*own), tasks.record(*own)
+    task, record = personal.task_of(config, tasks.task_of(*own)), tasks.record(*own)
     tasks.check_samples(config.dataset, task, train, test, validation)
     tasks.check_labels(config, classes)
     # As one program, which the compilation cache keeps, and not op by op.
@@ -170,6 +171,7 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
     schedule, task, numbers = problem.schedule, problem.task, method.numbers(config)
     round_at = parts.round_at(config, task, problem.num_classes, problem.mesh)
     round_fn = jax.tree_util.Partial(round_at, numbers)
+    own_model = method.own_model(config, task)
 
     def rest(first: int) -> list[Part]:
         left = schedule.rounds(first, config.rounds)
@@ -187,10 +189,10 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
         test, *held = (ccfl.evaluate(task, state.params, own) for own in problem.scored)
         share = float(parts.adaptive_share(numbers, state))
         given_away = privacy.columns(config, schedule.rounds(0, int(state.round)))
-        theirs = client_scores.columns(task, state.params, state.clients, problem.tested)
+        theirs = client_scores.columns(task, state.params, state.clients, problem.tested, own_model)
         return [(test, parts.further(held, share) | theirs | given_away)]
 
-    sent, times = method.sent_bytes(config, parts.model(task)), intervals.times(config)
+    sent, times = method.sent_bytes(config, task), intervals.times(config)
     ends = config.max_rejected, intervals.target(config)
     return Program(times, [schedule], sent, rest, advance, evaluate, *ends)
 

@@ -11,9 +11,19 @@ import ccfl_jax as ccfl
 from ccfl_jax import systems, terms
 
 SHORT = task()._replace(init=lambda key: {"x": jnp.arange(1, D + 1, dtype=jnp.bfloat16)})
-# No methods: what they are worth, a compressor's kind, what finds a clip, draws or makes data.
+PARTS = SHORT._replace(  # of two layers
+    init=lambda key: {
+        "x": jnp.arange(1, D + 1, dtype=jnp.bfloat16),
+        "y": jnp.bfloat16(1) * jnp.ones(2, jnp.bfloat16),
+    },
+    loss=lambda params, *batch: (
+        task().loss({"x": params["x"]}, *batch) + (params["y"] ** 2).sum().astype(float)
+    ),
+)
+# No methods: what they are worth, a compressor's kind, what finds a clip, draws or makes data, and
+# what is asked of a model or a rule.
 OTHERS = {"Compressor", "adaptive_clip", "bytes_of", "epsilon_of_sampling", "epsilon_of_schedule"}
-OTHERS |= {"chosen", "label_flip"}
+OTHERS |= {"chosen", "label_flip", "model_layers", "own_model"}
 SOME = np.arange(N) == 0  # attackers
 
 
@@ -59,6 +69,7 @@ METHODS = {
     "fednova": lambda: of(*systems.fednova()),
     "fedpa": lambda: of(systems.fedpa(0, 1, 2)),
     "fedpd": lambda: of(systems.fedpd(0.5, 0.5)),
+    "fedper": lambda: of(systems.fedper(PARTS), problem=PARTS),
     "fedprox": lambda: of(systems.fedprox(0.5)),
     "fedyogi": lambda: of(server=systems.fedyogi(0.1)),
     "fine_tuning": lambda: of(systems.fine_tuning()),
@@ -67,6 +78,7 @@ METHODS = {
     "geometric_median": lambda: of(aggregate=systems.geometric_median()),
     "ipm": lambda: of(aggregate=systems.ipm(SOME, systems.median(), 0.5)),
     "krum": lambda: of(aggregate=systems.krum(0)),
+    "lg_fedavg": lambda: of(systems.lg_fedavg(PARTS), problem=PARTS),
     "median": lambda: of(aggregate=systems.median()),
     "mifa": lambda: of(systems.mifa(wait=False)),
     "mimelite": lambda: of(*systems.mimelite()),
@@ -86,7 +98,7 @@ METHODS = {
     "trimmed_mean": lambda: of(aggregate=systems.trimmed_mean(0.2)),
     "with_error_feedback": lambda: sending(systems.with_error_feedback(systems.top_k(0.34))),
 }
-NO_STEP = {"personal", "fine_tuning"}  # all of the model is the clients' own
+NO_STEP = {"personal", "fine_tuning", "lg_fedavg"}  # the first leaf is the clients' own
 
 
 def test_no_system_is_left_out():

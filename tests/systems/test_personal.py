@@ -140,3 +140,54 @@ def test_what_has_no_own_leaf_or_a_negative_weight_is_refused():
     message = "own: expected one of ['body'], ['head'] at least, found none"
     refused(message, simulation.init, jax.random.key(0), 1, N)
     refused("weight: expected a finite number >= 0, found -1.0", systems.ditto, task(), -1.0)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_layers_are_in_the_order_in_which_the_model_makes_them(jitted):
+    """And not in that of their names; a layer comes where its first array is made."""
+
+    def init(key):
+        stem = {"w": jax.random.normal(key, (2,))}
+        deep = {"w": jax.random.normal(key, (3,)), "b": jnp.zeros(3)}
+        return {"head": jnp.ones(4) * deep["w"].sum(), "deep": deep, "stem": stem}
+
+    made = task()._replace(init=jax.jit(init) if jitted else init)
+    assert systems.model_layers(made) == ["['stem']", "['deep']", "['head']"]
+    params = init(jax.random.key(0))
+    last, first = systems.fedper(made, 2), systems.lg_fedavg(made)
+    assert [a.shape for a in last.memory(params)] == [(3,), (3,), (4,)]
+    assert [a.shape for a in first.memory(params)] == [(2,)]
+    message = "layers: expected fewer than the 3 of the model, ['stem'], ['deep'], ['head'], found "
+    for rule in (systems.fedper, systems.lg_fedavg):
+        refused(message + "3", rule, made, 3)
+        refused("layers: expected an integer >= 1, found 0", rule, made, 0)
+
+
+def test_a_layer_whose_name_begins_as_another_is_its_own():
+    init = lambda key: {"d1": jnp.zeros(1), "d10": jnp.ones(2)}  # noqa: E731
+    rule = systems.lg_fedavg(task()._replace(init=init))
+    assert [a.shape for a in rule.memory(init(None))] == [(1,)]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_clients_own_model_is_the_shared_part_with_its_memory(wrapped):
+    rule = systems.personal(head)
+    params = {"body": jnp.arange(3.0), "head": jnp.zeros(2)}
+    memory = [jnp.array([5.0, 6.0])]
+    if wrapped:
+        sending = ccfl.terms.sending(systems.top_k(0.5), rule)
+        rule, memory = ccfl.terms.weighted(ccfl.terms.by_samples, sending), (memory, ())
+    own = systems.own_model(rule)(params, memory)
+    assert own["body"].tolist() == [0, 1, 2] and own["head"].tolist() == [5, 6]
+
+
+def test_the_own_model_of_ditto_is_scored_in_the_place_of_the_shared_one():
+    def metrics(params, batch, mask):
+        return {"first": (params["x"][0] * mask.sum(), mask.sum())}
+
+    both, rule = systems.ditto(task()._replace(metrics=metrics))
+    models = Both({"x": jnp.full(D, 2.0)}, {"x": jnp.ones(D)})
+    memories = [jnp.arange(N * D, dtype=float).reshape(N, D)]
+    own = systems.own_model(rule)
+    found = ccfl.evaluate_clients(both, models, data(False), own=own, memories=memories)
+    assert found["first"].tolist() == (np.arange(N) * D).tolist()

@@ -2,12 +2,14 @@
 
 import inspect
 
+import jax.numpy as jnp
 import pytest
+from problems import task_of
 from refusal import refused
 
 from experiments.config import expression, methods, run_flags, sweep_flags
-from experiments.config.methods import FORMS, METHODS
-from experiments.training import method
+from experiments.config.methods import FORMS, METHODS, PERSONAL
+from experiments.training import method, personal, pieces
 
 BASE = ("--dataset=digits", "--model=mlp", "--num_clients=30")
 
@@ -21,7 +23,7 @@ def test_forms_are_functions_with_these_arguments(flag):
     """In their order, with what a run knows besides; and its defaults, where both have one."""
     for form in FORMS[flag]:
         name, _ = expression._parts(form)
-        function = method._OWN.get(name) or getattr(method.systems, name)
+        function = pieces.function(name)
         known = inspect.signature(function).parameters
         listed = expression.argument_names(name, FORMS[flag])
         if flag == "attack":
@@ -29,7 +31,7 @@ def test_forms_are_functions_with_these_arguments(flag):
             known = {one: p for one, p in known.items() if one not in ("data", "num_classes")}
         assert listed == [one for one in known if one in listed], form
         others = {one for one, p in known.items() if p.default is p.empty} - {*listed}
-        told = {"local_lr", "rule", "attackers", "aggregate", "uploads", "rounds"}
+        told = {"local_lr", "rule", "attackers", "aggregate", "uploads", "rounds", "task"}
         assert others <= told, form
 
 
@@ -49,13 +51,27 @@ def test_a_method_on_the_command_line_comes_before_a_preset():
     assert run_flags.parse([*words, "--server_lr=0.5"]).server_lr == 0.5
 
 
+def test_bytes_of_a_personal_model_are_those_of_what_is_shared():
+    """Layers of 300 and 50 numbers; Ditto's second model stays at home; top-k of 10 %
+    of what is shared is 30 values and places."""
+    task = task_of(lambda key: {"b": jnp.zeros(300), "a": jnp.ones(50)}, None)
+    words = ("--method=fedper", "--method=lg_fedavg", "--method=ditto")
+    words += ("--method=fedper --upload=top_k(0.1)",)
+    configs = [parse("--client_test=0.2", *w.split()) for w in words]
+    tasks = [personal.task_of(config, task) for config in configs]
+    found = [method.sent_bytes(*pair) for pair in zip(configs, tasks, strict=True)]
+    assert found == [(1200, 1200), (200, 200), (1400, 1400), (240, 1200)]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_whole(name):
     """With a rate for those that have none of their own, which are refused by name without."""
     rate = [] if "server_lr" in METHODS[name] else ["--server_lr=0.1"]
-    config = parse(f"--method={name}", *rate)
+    tested = ["--client_test=0.2"] if name in PERSONAL else []
+    config = parse(f"--method={name}", *rate, *tested)
     assert config.server == METHODS[name]["server"]
-    made = method.made(config, method.numbers(config))
+    task = task_of(lambda key: {"a": jnp.zeros(3), "b": jnp.ones(2)}, None)
+    made = method.made(config, method.numbers(config), task)
     assert (made.rule is None) == (not config.rule and not config.weights and not config.privacy)
     if rate:
         message = "--server_lr: expected a number >= 0 (cc_fedavg alone needs none), found none"
@@ -94,6 +110,8 @@ def test_every_method_is_whole(name):
         ("--method=dp_fedavg --privacy=dp_fedavg_adaptive(0) --attack=alie(0.2)", "--attack: "
          "expected label_flip with dp_fedavg_adaptive, whose clients send a count too, found "
          "alie(0.2)"),
+        ("--method=ditto", "--client_test: expected a share, as 0.2, with ditto, to score clients' "
+         "own models on, found none"),
         ("--method=fedprox --delta=0.1", "--delta: expected with --privacy, found 0.1 without"),
         ("--method=dp_fedavg --delta=1", "--delta: expected a number > 0 and < 1, found 1.0"),
         ("--method=fedavg --work=fixed --randomness=2", "--randomness: expected 1, or "
@@ -108,6 +126,8 @@ def test_what_does_not_fit_together_is_refused(words, message):
     ("words", "message"),
     [
         ("--rule=fedprox(-1)", "--rule: mu: expected a finite number >= 0, found -1.0"),
+        ("--rule=ditto(-1) --client_test=0.2", "--rule: weight: expected a finite number >= 0, "
+         "found -1.0"),
         ("--rule=scaffold(3)", "--rule: option: expected an integer from 1 to 2, found 3"),
         ("--rule=scaffold(1.5)", "--rule: option: expected an integer from 1 to 2, found 1.5"),
         ("--upload=top_k(2)", "--upload: share: expected a finite number > 0 and <= 1, found 2.0"),
@@ -146,12 +166,8 @@ def test_brackets_hold_commas_and_blanks_together_in_a_sweep():
 def test_bytes_are_those_of_what_is_sent():
     """Of d = 1,000 numbers: a model is 4,000 bytes; top-k of 1 % 10 values and 10 places; SCAFFOLD
     sends and receives its variate too."""
-    import jax
-
-    params = {"w": jax.ShapeDtypeStruct((1000,), "float32")}
-    found = {
-        words: method.sent_bytes(parse("--method=fedavg", *words.split()), params)
-        for words in ("", "--upload=clip(1)+top_k(0.01,1)", "--rule=scaffold")
-    }
-    assert [*found.values()] == [(4000, 4000), (80, 4000), (8000, 8000)]
+    task = task_of(lambda key: {"w": jnp.zeros(1000)}, None)
+    words = ("", "--upload=clip(1)+top_k(0.01,1)", "--rule=scaffold")
+    found = [method.sent_bytes(parse("--method=fedavg", *w.split()), task) for w in words]
+    assert found == [(4000, 4000), (80, 4000), (8000, 8000)]
     assert methods.MODELS_SENT["scaffold"] == 2

@@ -16,6 +16,10 @@ TESTED = ("--client_test=0.3", "--unseen_clients=2")
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
+PERSONAL = (*SMALL, "--model=mlp", "--rounds=30", "--eval_every=30", "--compilation_cache=off")
+PERSONAL += ("--alpha=0.1", "--client_test=0.3", "--local_lr=0.1")
+
+
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.99])
 def test_each_client_has_test_rows_of_its_own_and_keeps_one_to_train_on(share):
     sizes = [0, 1, 2, 10, 57]
@@ -104,3 +108,31 @@ def test_a_sweep_over_seeds_has_the_columns_of_single_runs(tmp_path, capsys):
         for ours, theirs in zip(trial, alone, strict=True):
             assert ours.keys() == theirs.keys() and "clients_worst_accuracy" in ours
             assert [ours] == near([theirs], 1e-5)
+
+
+def test_with_own_last_layers_clients_are_served_and_the_global_model_is_not(tmp_path, capsys):
+    """Its last layer is that of x_0; a label in ten is right by chance. Skewed labels."""
+    for method in ("fedper", "ditto", "fedavg"):
+        words = [*PERSONAL, f"--method={method}", f"--out_dir={tmp_path / method}"]
+        ended(0, capsys, train.main, "train", *words)
+    own, beside, plain = (rows_of(tmp_path / n)[-1] for n in ("fedper", "ditto", "fedavg"))
+    assert own["test_accuracy"] < 0.3 and own["clients_mean_accuracy"] > 0.75
+    assert beside["test_accuracy"] == plain["test_accuracy"]  # Ditto's global model is FedAvg's
+    assert beside["clients_mean_accuracy"] > plain["clients_mean_accuracy"] + 0.05
+
+
+@pytest.mark.parametrize("method", ["fedper", "ditto"])
+def test_a_sweep_scores_own_models_as_single_runs_do(method, tmp_path, capsys):
+    words = [*PERSONAL, "--rounds=4", "--eval_every=2", f"--method={method}", "--client_test=0.3"]
+    vary = ["--vary=seed=0,1", "--devices=2", f"--out_dir={tmp_path / 's'}"]
+    ended(0, capsys, sweep.main, "sweep", *words, *vary)
+    ended(0, capsys, train.main, "train", *words, "--seed=1", f"--out_dir={tmp_path / 'r'}")
+    trial = next(one.rows for one in results.read_all(tmp_path / "s") if one.name == "seed=1")
+    assert without_clocks(trial) == near(without_clocks(rows_of(tmp_path / "r")), 1e-5)
+
+
+def test_more_own_layers_than_the_model_has_are_refused(refuses, tmp_path):
+    words = (*PERSONAL, f"--out_dir={tmp_path / 'a'}", "--rule=fedper(2)", "--method=fedper")
+    message = "--rule: layers: expected fewer than the 2 of the model, ['dense1'], ['dense2'], "
+    refuses(message + "found 2", train.main, "train", *words)
+    assert not (tmp_path / "a").exists()

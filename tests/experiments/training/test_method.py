@@ -8,7 +8,7 @@ from refusal import ended
 from small_runs import SMALL
 
 from experiments import sweep, train
-from experiments.config.methods import METHODS
+from experiments.config.methods import METHODS, PERSONAL
 
 OWN = ("--local_lr=0.02", "--rounds=4", "--eval_every=2")
 
@@ -22,6 +22,7 @@ def rows(folder):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains(name, tmp_path, capsys):
     rate = [] if "server_lr" in METHODS[name] else ["--server_lr=0.1"]
+    rate += ["--client_test=0.2", "--model=mlp"] if name in PERSONAL else []
     words = [f"--method={name}", f"--out_dir={tmp_path / 'r'}", *rate]
     out = ended(0, capsys, train.main, "train", *SMALL, *OWN, *words).out
     assert f"method    {name}: " in out
@@ -37,6 +38,8 @@ def test_every_method_trains(name, tmp_path, capsys):
         "--method=fedbuff --attack=sign_flip(0.3,2) --local=adam(0.01)",
         "--method=afa_cd --server_lr=1 --attack=alie(0.2) --aggregate=trimmed_mean(0.2)",
         "--method=mifa --work=fixed",
+        "--method=fedper --client_test=0.3 --model=mlp",
+        "--method=ditto --client_test=0.3",
     ],
 )
 def test_a_run_of_pieces_resumes_bit_for_bit(words, tmp_path, capsys):
@@ -50,6 +53,7 @@ def test_a_run_of_pieces_resumes_bit_for_bit(words, tmp_path, capsys):
     clocks = {"seconds", "compile_seconds"}
     ends = [{n: v for n, v in rows(place)[-1].items() if n not in clocks} for place in (whole, cut)]
     assert ends[0] == ends[1] and ends[0]["round"] == 4
+    assert ("clients_worst_accuracy" in ends[0]) == ("--client_test" in words)
 
 
 @pytest.mark.usefixtures("quickly_compiled")
