@@ -141,8 +141,14 @@ def name_of(config: Mapping[str, Any]) -> str:
 
 
 def check_scored(values: Mapping[str, Any]) -> None:
-    """Raises ValueError for clients' own models that no row would score."""
-    rule = (values["rule"] or "").partition("(")[0]
+    """Raises ValueError for clients' own models that nothing would score, or start from."""
+    rule, tuned = (values["rule"] or "").partition("(")[0], values["fine_tune"]
+    if tuned is not None and (rule in PERSONAL or values["client_test"] is None):
+        found = f"with {rule}" if rule in PERSONAL else "without"
+        raise ValueError(
+            "--fine_tune: expected with --client_test, and a method without models of clients' "
+            f"own, found {tuned} {found}"
+        )
     if rule in PERSONAL and values["client_test"] is None:
         raise ValueError(
             f"--client_test: expected a share, as 0.2, with {rule}, to score clients' own models "

@@ -46,9 +46,7 @@ class Config:
         "model that takes such samples; cnn: NIID-Bench's, resnets: with GroupNorm",
     )
     compute_dtype: str = _data(
-        one_of("float32", "bfloat16"),
-        "float32",
-        "of the model's computation; parameters and state stay float32",
+        one_of("float32", "bfloat16"), "float32", "of the model's computation; all else is float32"
     )
     task: str | None = _data(FUNCTION, None, "returns a ccfl.Task, or (task, train, test)")
     num_clients: int = _data(whole(1), 100, "clients that train; of SQLite files so many are drawn")
@@ -185,13 +183,17 @@ class Config:
     schedule_seed: int | None = _run(_SEED, None, "of the schedule")
     eval_every: int = _run(whole(1), 10, "rounds between evaluations", may_change="in a run")
     max_rejected: int | None = _run(
-        whole(0),
-        None,
-        "rejected uploads that do not yet end the run",
-        may_change="in a run",
+        whole(0), None, "rejected uploads that do not yet end the run", may_change="in a run"
     )
     target: str | None = _run(
         COMPARISON, None, "score that ends it, as accuracy>=0.8", may_change="in a run"
+    )
+    fine_tune: int | None = _run(
+        whole(1),
+        None,
+        "epochs in which each client fine-tunes the last model",
+        may_change="always",
+        no_use={"a sweep": "a single run, whose clients.csv has the scores"},
     )
     checkpoint_every: int | None = _run(
         whole(1),

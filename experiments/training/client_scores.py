@@ -9,6 +9,8 @@ import ccfl_jax as ccfl
 
 from .client_lists import Owners
 
+CLIENTS = "clients.csv"  # of a run whose clients are tested, `client_table`
+
 Tested = Mapping[str, ccfl.FederatedData]  # "clients" and "unseen", where they are scored
 
 

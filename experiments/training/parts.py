@@ -229,8 +229,14 @@ def model(task: ccfl.Task) -> Any:
 
 
 def _check_history(config: Config, task: ccfl.Task, history: int) -> None:
-    """Raises ValueError for a history larger than a device, for which XLA may wait endlessly."""
+    """Raises ValueError for a history larger than a device, for which XLA may wait endlessly, and
+    for clients' fine-tuned models that it cannot hold."""
     size, room = model_bytes(task), device_bytes()
+    if config.fine_tune is not None and config.num_clients * size > room:
+        raise ValueError(
+            f"--fine_tune: expected at most {room // size} clients (models of {size / 1e6:.3g} MB "
+            f"on a device of {room / 1e6:.3g} MB), found {config.num_clients}"
+        )
     if history * size <= room:
         return
     fits = f"(models of {size / 1e6:.3g} MB on a device of {room / 1e6:.3g} MB)"

@@ -11,7 +11,7 @@ from ccfl_jax.runs.train_loop import Watch
 
 from ..config.run_flags import Config
 from ..figures import canvas, curves
-from . import intervals, journal, report
+from . import client_table, intervals, journal, report
 from .run_setup import Job, close, prepare
 from .signals import on_signals
 
@@ -57,9 +57,12 @@ def train(job: Job) -> list[Row]:
                 store = journal.store(job.journal)
                 progress = train_loop.train(job.program, progress, store, watch)
         rows = progress.rows[0]
+        over = job.program.is_over(progress)
+        told = client_table.written(job, progress.states) if over else []
         if first:
             checkpoints.save_params(config.out_dir, progress.states.params)
             _show(job, rows)
+            print(*told, sep="\n", end="\n" if told else "")
     finally:
         close(job)
     return rows

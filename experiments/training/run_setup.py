@@ -42,7 +42,8 @@ from .journal import Journal
 # What a start writes; with the settings, written last, the run can be resumed.
 _FIRST = (run_config.CONFIG, provenance.PROVENANCE, metrics.SCHEDULE, by_name.RECORD)
 # The files of a run, which `--overwrite` removes.
-_FILES = (*_FIRST, metrics.METRICS, saving.CHECKPOINTS, saving.PARAMS, "curves.png")
+_LAST = ("curves.png", client_scores.CLIENTS)  # at its end
+_FILES = (*_FIRST, metrics.METRICS, saving.CHECKPOINTS, saving.PARAMS, *_LAST)
 
 
 class Problem(NamedTuple):

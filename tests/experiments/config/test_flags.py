@@ -217,7 +217,7 @@ _ALWAYS = {
     *("lanes", "devices", "data_memory", "progress", "resume", "overwrite", "out_dir"),
     *("compilation_cache", "coordinator", "num_processes", "process_id", "smoothness"),
     *("gradient_bound", "checkpoint_every", "keep_checkpoints", "accept_changed"),
-    *("data_dir", "schedule_file"),
+    *("data_dir", "schedule_file", "fine_tune"),
 }
 
 
