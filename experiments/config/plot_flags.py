@@ -18,6 +18,7 @@ AXES = {
     "virtual_time": ("virtual time (s)", ("virtual_time",)),
     "seconds": ("training time (s)", ("seconds",)),
 }
+CLIENTS = "clients"  # the axis of the figure of a run's sorted clients
 _ENDINGS = (".png", ".pdf", ".svg")
 
 
@@ -38,12 +39,17 @@ class Options:
     """The flags of the command."""
 
     out: str | None = flag(_PICTURES, None, "where the figure is written; needed", "Figure")
-    x: str = flag(one_of(*AXES), "round", "the horizontal axis", "Figure")
+    x: str = flag(
+        one_of(*AXES, CLIENTS),
+        "round",
+        "the horizontal axis; clients: of runs with --client_test, from the worst to the best",
+        "Figure",
+    )
     y: str = flag(
         NAMES,
         "",
         "columns of the rows, as test_accuracy,test_loss, a panel each; by default the training "
-        "and the test score, and the test loss",
+        "and the test score, and the test loss; of clients.csv, that of the clients' last models",
         "Figure",
     )
     labels: str = flag(

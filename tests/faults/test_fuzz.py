@@ -33,7 +33,8 @@ from experiments.config.sweep_flags import Trial, parse_sweep
 from experiments.corpora import debian
 from experiments.figures import curves
 from experiments.paper import presets
-from experiments.sweeps import lines, results, selection, summaries
+from experiments.sweeps import clients, lines, results, selection, summaries
+from experiments.training.client_scores import CLIENTS
 
 
 def read_idx(folder):
@@ -147,6 +148,11 @@ def read_rows(folder):
         assert isinstance(row, dict) and type(row["round"]) is int
 
 
+def read_clients(folder):
+    name, scores = clients.read(folder)
+    assert name and scores.dtype == float and scores.ndim == 1 and len(scores)
+
+
 def check_config(folder):
     run_config.check(folder, dataclasses.asdict(CONFIG), ("out_dir",))
 
@@ -235,6 +241,9 @@ READERS = {
     "schedule": Reader(NPZ, read_schedule, examples=800),
     **{f"schedule's {name}": one_array(name) for name in ("client", "present", "time")},
     "rows": Reader(RECORD, read_rows),
+    "clients": Reader(
+        {CLIENTS: b"client,samples,test_samples,accuracy\n0,5,2,0.5\n1,4,0,\n"}, read_clients
+    ),
     "settings": Reader(SETTINGS, check_config, named="folder"),
     "trial": Reader({TRIAL_FILE: RESULT}, read_trial, examples=800),
     "table": Reader(SETTINGS | RECORD, read_table),

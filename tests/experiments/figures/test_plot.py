@@ -1,6 +1,7 @@
 """experiments/plot.py: lines are means, bands are ranges, gaps stay gaps."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -228,3 +229,46 @@ def test_an_axis_that_the_rows_lack_is_refused(figures, tmp_path, refuses, x, co
         for panel in figures[-1][1]:
             np.testing.assert_array_equal(line(panel)[:, 0], [0, ACROSS[axis]])
             assert panel.get_xlabel() == AXES[axis][0]
+
+
+def served(folder, text, method="fedavg"):
+    write_rows(folder, rows([0.1, 0.2]))
+    config = {"method": method, "server": "cc_fedsgd"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "clients.csv").write_text(text)
+
+
+def test_clients_of_runs_are_drawn_sorted_and_against_each_other(figures, tmp_path, refuses):
+    """By default each run's last kind of model; a client without a score is left out."""
+    head = "client,samples,test_samples,accuracy"
+    served(
+        tmp_path / "a", f"{head},own_accuracy\n0,9,2,0.1,0.9\n1,8,2,0.2,0.7\n2,1,0,,\n", "fedper"
+    )
+    served(tmp_path / "b", f"{head}\n0,9,2,0.5\n1,8,2,0.25\n2,1,0,\n")
+    folders, out = [tmp_path / "a", tmp_path / "b"], f"--out={tmp_path / 'x.png'}"
+    assert plotted(folders, "--x=clients", out) == 0
+    ((_, axes),) = figures
+    np.testing.assert_allclose(line(axes[0]), [[25, 0.7], [75, 0.9]])
+    np.testing.assert_allclose(line(axes[0], 1), [[25, 0.25], [75, 0.5]])
+    assert axes[0].get_ylabel() == "accuracy of a client"
+    assert [axes[1].get_xlabel(), axes[1].get_ylabel()] == ["accuracy, fedper", "accuracy, fedavg"]
+    assert plotted(folders, "--x=clients", "--y=accuracy", "--labels=one,two", out) == 0
+    np.testing.assert_allclose(line(figures[1][1][0])[:, 1], [0.1, 0.2])
+    command = ("plot", *map(str, folders), "--x=clients", out)
+    at = tmp_path / "b" / "clients.csv"
+    message = f"{at}: expected --y of accuracy, found own_accuracy"
+    refuses(message, plot.main, *command, "--y=own_accuracy")
+    message = "--y: expected one column with --x=clients, found a,b"
+    refuses(message, plot.main, *command, "--y=a,b")
+    for text, found in (
+        (f"{head}\n0,9,2,x\n", "expected numbers, found x in row 0"),
+        (f"{head}\n0,9,2,1\n0,9,2\n", "expected numbers, found a row of another length in row 1"),
+        (f"{head}\n0,9,2,inf\n", "expected numbers, found inf in row 0"),
+        ("a,b\n", "expected client,samples,test_samples, scores, and clients, found 'a,b' and..."),
+        ("", "expected a table, found not enough values..."),
+    ):  # fmt: skip
+        at.write_text(text)
+        refuses(f"{at}: {found}", plot.main, *command)
+    at.unlink()
+    message = f"{at}: expected that of a run with --client_test, found none"
+    refuses(message, plot.main, *command)
