@@ -242,7 +242,7 @@ def score_name(row: Mapping[str, Any]) -> str:
     return next(names, "loss")
 
 
-def goodness(name: str, value: float) -> float:
+def goodness(name: str, value: Any) -> Any:
     """A score, turned where a lower one is better: those of a metric `..._loss`, `..._error`."""
     return -value if name.endswith(("loss", "error")) else value
 

@@ -172,7 +172,7 @@ def draw_fairness(
 
     The first panel has a line a run, from its worst client to its best. With two runs of as many
     clients there is a second one, a dot a client: above the diagonal the second run serves it
-    better.
+    better, unless the score is a loss or an error.
 
     Args:
         scores: label -> float `[clients]`, as `ccfl.evaluate_clients` gives them; nan, of a client
@@ -193,7 +193,8 @@ def draw_fairness(
     are_two = len(arrays) == 2 and len({len(values) for values in arrays.values()}) == 1
     figure, axes = _figure(1 + are_two, title)
     for k, (label, values) in enumerate(arrays.items()):
-        values = np.sort(values[np.isfinite(values)])
+        known = values[np.isfinite(values)]
+        values = metrics.goodness(score, np.sort(metrics.goodness(score, known)))
         share = 100 * (np.arange(len(values)) + 0.5) / len(values)
         axes[0].plot(share, values, label=canvas.text(label), **_look(k, len(arrays)))
     axes[0].set(xlabel="clients, from the worst to the best (%)", ylabel=f"{score} of a client")

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 import ccfl_jax as ccfl
+from ccfl_jax.engine.evaluate import Fairness
+from ccfl_jax.runs import metrics
 
 from .client_lists import Owners
 
@@ -23,7 +25,7 @@ def tested(arrays: Mapping[str, Any], lists: Mapping[str, Owners]) -> dict[str, 
 def columns(
     task: ccfl.Task, params: Any, memories: Any, data: Tested, own: Callable | None = None
 ) -> dict[str, float]:
-    """Mean, worst decile and variance over clients of every metric but the loss.
+    """Mean, worst decile and variance over clients of every score.
 
     `clients_worst_accuracy`, for example: over those who take part, each on its own test rows, and
     `unseen_worst_accuracy` over those who do not, by the global model.
@@ -38,8 +40,19 @@ def columns(
     found = {}
     for name, rows in data.items():
         theirs = {"own": own, "memories": memories} if own and name == "clients" else {}
-        for metric, scores in ccfl.evaluate_clients(task, params, rows, **theirs).items():
-            if metric != "loss":
-                over = ccfl.fairness(scores)._asdict()
-                found |= {f"{name}_{kind}_{metric}": value for kind, value in over.items()}
+        every = scores(ccfl.evaluate_clients(task, params, rows, **theirs))
+        for metric, values in every.items():
+            over = fairness(metric, values)._asdict()
+            found |= {f"{name}_{kind}_{metric}": value for kind, value in over.items()}
     return found
+
+
+def scores(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The metrics but the loss, unless there are no others."""
+    return {name: values for name, values in found.items() if name != "loss"} or found
+
+
+def fairness(name: str, values: np.ndarray) -> Fairness:
+    """`ccfl.fairness` of a score; of a loss or an error the worst are the highest."""
+    mean, worst, variance = ccfl.fairness(metrics.goodness(name, values))
+    return Fairness(metrics.goodness(name, mean), metrics.goodness(name, worst), variance)

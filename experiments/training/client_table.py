@@ -14,8 +14,7 @@ from ccfl_jax.algorithm.types import Params
 from ccfl_jax.io.files import replace_file
 
 from ..config.run_flags import Config
-from . import devices, method
-from .client_scores import CLIENTS
+from . import client_scores, devices, method
 from .run_setup import Job
 
 Columns = dict[str, np.ndarray]  # column -> `[clients]`
@@ -34,12 +33,16 @@ def written(job: Job, state: ccfl.State) -> list[str]:
         sizes = (job.problem.data.sizes, job.problem.tested["clients"].sizes)
         names = ("client", "samples", "test_samples")
         numbers = (range(len(sizes[0])), *(np.asarray(own).tolist() for own in sizes))
-        _write(Path(job.config.out_dir) / CLIENTS, dict(zip(names, numbers, strict=True)), scores)
-    return [f"clients   {name}: {_over(values)}" for name, values in scores.items()]
+        _write(
+            Path(job.config.out_dir) / client_scores.CLIENTS,
+            dict(zip(names, numbers, strict=True)),
+            scores,
+        )
+    return [f"clients   {name}: {_over(name, values)}" for name, values in scores.items()]
 
 
 def _scores(job: Job, state: ccfl.State) -> Columns:
-    """Metrics but the loss: of the global model, of clients' own ones, and of fine-tuned ones."""
+    """The scores of the global model, of clients' own ones, and of fine-tuned ones."""
     config, problem = job.config, job.problem
     kinds: dict[str, dict] = {"": {}}
     if own := method.own_model(config, problem.task):
@@ -50,7 +53,7 @@ def _scores(job: Job, state: ccfl.State) -> Columns:
     for kind, theirs in kinds.items():
         tested = problem.task, state.params, problem.tested["clients"]
         every = ccfl.evaluate_clients(*tested, **theirs)
-        found |= {kind + name: values for name, values in every.items() if name != "loss"}
+        found |= {kind + name: values for name, values in client_scores.scores(every).items()}
     return found
 
 
@@ -91,8 +94,8 @@ def _everybody_once(config: Config) -> ccfl.Schedule:
     return ccfl.Schedule(client, np.zeros_like(who), work, there, **unit)
 
 
-def _over(scores: np.ndarray) -> str:
-    found = ccfl.fairness(scores)
+def _over(name: str, values: np.ndarray) -> str:
+    found = client_scores.fairness(name, values)
     return f"mean {found.mean:.4f}, worst decile {found.worst:.4f}, variance {found.variance:.4f}"
 
 

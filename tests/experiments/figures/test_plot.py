@@ -81,7 +81,8 @@ def test_clients_are_sorted_by_their_score_and_two_runs_compared(figures, tmp_pa
     dots = np.ma.masked_invalid(right.collections[0].get_offsets())
     dots = dots[~dots.mask.any(axis=1)]
     np.testing.assert_allclose(dots, [[0.9, 0.8], [0.3, 0.5], [0.6, 0.4]])
-    curves.draw_fairness(scores | {"c": scores["b"]}, [tmp_path / "x.png"], "")
+    curves.draw_fairness(scores | {"c": scores["b"]}, [tmp_path / "x.png"], "", "error")
+    np.testing.assert_allclose(line(figures[1][1][0])[:, 1], [0.9, 0.6, 0.3])  # the worst first
     assert len(figures[1][1]) == 1 and len(left.get_lines()) == 2
     for wrong, found in ((np.ones((2, 2)), "(2, 2) with 4"), (np.full(2, np.nan), "(2,) with 0")):
         message = f"scores of a: expected numbers [clients], found shape {found}"

@@ -12,7 +12,7 @@ import ccfl_jax as ccfl
 from experiments import sweep, train
 from experiments.config import run_flags
 from experiments.sweeps import results
-from experiments.training import client_lists, parts, run_setup
+from experiments.training import client_lists, client_scores, parts, run_setup
 
 OWN = ("--server_lr=0.1", "--rounds=4", "--eval_every=2", "--compilation_cache=off")
 TESTED = ("--client_test=0.3", "--unseen_clients=2")
@@ -197,3 +197,15 @@ def test_fine_tuning_has_rows_to_score_it_on_and_models_to_start_from(refuses, t
     words = ("--fine_tune=2", "--client_test=0.2", "--vary=seed=0,1", *SMALL, *OWN, out)
     message = "--fine_tune: expected a single run, whose clients.csv has the scores, found with a "
     refuses(message + "sweep", sweep.main, "sweep", *words)
+
+
+def test_of_an_error_the_worst_clients_have_the_highest_and_a_loss_alone_is_the_score():
+    """Of twelve clients the worst decile is two."""
+    values = np.random.default_rng(0).uniform(size=12)
+    found = client_scores.fairness("mean_absolute_error", values)
+    np.testing.assert_allclose(found.worst, np.mean(sorted(values)[-2:]))
+    np.testing.assert_allclose([found.mean, found.variance], [np.mean(values), np.var(values)])
+    assert client_scores.fairness("accuracy", values) == ccfl.fairness(values)
+    alone, both = {"loss": values}, {"loss": values, "accuracy": values}
+    assert [*client_scores.scores(alone)] == ["loss"]
+    assert [*client_scores.scores(both)] == ["accuracy"]
