@@ -113,7 +113,10 @@ def group(
     tasks.check_labels(config, task_data.num_classes)
     task_data = task_data._replace(task=personal.task_of(config, task_data.task))
     intervals.check_target(config, task_data.task, task_data.scored[0])
-    first_states = jax.jit(jax.vmap(partial(parts.first_state, config, task_data.task, history)))
+    first = partial(parts.first_state, config, task_data.task, history)
+    # One after the other: XLA for CPUs may wait for ever for batched decompositions, those of
+    # orthogonal initialisers of recurrent models.
+    first_states = jax.jit(lambda *each: jax.lax.map(lambda own: first(*own), each))
     round_at = parts.round_at(config, task_data.task, task_data.num_classes, None)
     return Group(config, history, schedule, round_at, first_states, task_data)
 
