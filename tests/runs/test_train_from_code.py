@@ -202,7 +202,9 @@ def events(folder):
 
 def test_tensorboard_has_the_numbers_of_every_row(tmp_path):
     pytest.importorskip("tensorboardX")
-    _, rows = trained(callbacks=[callbacks.TensorBoard(tmp_path / "events")])
+    board = callbacks.TensorBoard(tmp_path / "events")
+    _, rows = trained(callbacks=[board])
+    board.writer.close()  # waits for its thread
     found = events(tmp_path / "events")
     own = [(step, value) for tag, step, value in found if tag == "test/accuracy"]
     assert own == [(row["round"], np.float32(row["test_accuracy"])) for row in rows]
