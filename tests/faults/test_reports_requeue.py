@@ -53,7 +53,7 @@ def test_nf_20_it_goes_on_after_a_kill(whole, folder, capsys):
     same_rows(folder, whole)
 
 
-FIRST = ["provenance.json", "schedule.npz"]
+FIRST = ["provenance.json", "schedule.npz", "task.json"]
 
 
 @pytest.mark.parametrize("left", [[], FIRST[:1], [*FIRST, "lock"], [*FIRST, "config.json.tmp"]])
@@ -79,8 +79,9 @@ def test_nf_20_no_work_is_ever_removed(folder, capsys, lost):
         (folder / lost).unlink()
     before = contents(folder)
     found = "checkpoints" if lost else "notes.txt"
-    matches(f"train: {folder}: expected only config.json, provenance.json, schedule.npz in a folder"
-            f" to overwrite, found {found}\n", ended(2, capsys, *auto(folder)).err)  # fmt: skip
+    own = ", ".join(["config.json", *FIRST])
+    matches(f"train: {folder}: expected only {own} in a folder to overwrite, found {found}\n",
+            ended(2, capsys, *auto(folder)).err)  # fmt: skip
     assert contents(folder) == before
 
 

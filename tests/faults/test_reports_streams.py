@@ -96,7 +96,8 @@ def test_nf_13_a_run_has_its_record_and_exit_code_without_its_output(
 def test_nf_13_a_run_that_diverges_keeps_its_code(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", closed_pipe(1))
     argv = line(*ARGS, "--server_lr=3e38", "--local_lr=3e38", "--max_rejected=0")
-    warned(capsys, 3, train.main, *argv, f"--out_dir={tmp_path / 'a'}")
+    said = ended(3, capsys, train.main, *argv, f"--out_dir={tmp_path / 'a'}").err
+    matches(f"{DROPPED}warning   ...: expected finite uploads, found ... rejected ...\n", said)
 
 
 def test_nf_13_a_sweep_trains_all_of_its_trials(whole, tmp_path, capsys, monkeypatch):

@@ -139,7 +139,7 @@ def test_home_is_found(tmp_path, monkeypatch):
     ({"shape": (5,), "dtype": np.float32}, ["--model=cnn"],
      "--model: expected one for samples float32 [5], found cnn with ... (...CNN: ...)"),
     ({"shape": (80,), "dtype": np.int32}, ["--model=mlp"],
-     "--model: expected one for samples int32 [80], found mlp with --dataset=npz(...) (mlp: "
+     "--model: expected one for samples int32 [80], found mlp with --dataset=npz(...) (MLP: "
      "expected floats or bytes, found int32)"),
     ({"client_train": None}, [], "--partition: expected iid, dirichlet, dirichlet_client (or "
      "clients in the data), found natural with --dataset=npz(...)"),
