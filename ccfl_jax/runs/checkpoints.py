@@ -5,8 +5,10 @@ of the metrics; and `about`, strict JSON of the caller; in one file with a check
 Orbax is imported inside the functions because that takes most of a second.
 """
 
+import contextlib
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,16 +54,32 @@ def open_checkpoints(folder: str | os.PathLike, keep: int = 2, read_only: bool =
         return metrics["score"]
 
     best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
-    return ocp.CheckpointManager(
-        Path(folder).absolute() / CHECKPOINTS,
-        item_handlers={_ITEM: ArrayFileHandler()},
-        options=ocp.CheckpointManagerOptions(
-            best_fn=score,  # else scores are not on disk, and a resumed run forgets the best
-            preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
-            cleanup_tmp_directories=not read_only,
-            read_only=read_only,
-        ),
+    options = ocp.CheckpointManagerOptions(
+        best_fn=score,  # else scores are not on disk, and a resumed run forgets the best
+        preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
+        cleanup_tmp_directories=not read_only,
+        read_only=read_only,
+        create=not read_only,
+        save_interval_steps=0 if read_only else 1,
     )
+    path, handlers = Path(folder).absolute() / CHECKPOINTS, {_ITEM: ArrayFileHandler()}
+    with _without_warnings():
+        return ocp.CheckpointManager(path, item_handlers=handlers, options=options)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Orbax warns of what is wanted here: that a folder is only read, that some have no score."""
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_error)
 
 
 def save(
@@ -96,9 +114,9 @@ def save(
     file = ArrayFile(arrays, dict(about or {}))
     metrics = None if score is None else {"score": float(score)}
     try:
-        checkpoints.save(
-            int(np.max(state.round)), args=ocp.args.Composite(**{_ITEM: file}), metrics=metrics
-        )
+        own = ocp.args.Composite(**{_ITEM: file})
+        with _without_warnings():
+            checkpoints.save(int(np.max(state.round)), args=own, metrics=metrics)
     except Exception as error:  # Orbax raises the file system's errors, of many kinds
         raise _not_written(checkpoints, error) from error
 
