@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from ccfl_jax import systems
 from ccfl_jax.algorithm.types import Params, Task
 from ccfl_jax.checks import one_line
 from ccfl_jax.data.arrays import samples
@@ -37,12 +38,15 @@ class Run:
 
     @cached_property
     def task(self) -> Task:
-        """What was learnt.
+        """What was learnt; of a run of Ditto the task of two models.
 
         Raises:
-            ValueError: for a run of an earlier version, or a task whose code is not there.
+            FileNotFoundError: for a run of an earlier version.
+            ValueError: for a task whose code is not there.
         """
-        return by_name.task_of(_object(self.folder, by_name.RECORD))
+        task = by_name.task_of(_object(self.folder, by_name.RECORD))
+        is_ditto = str(self.config.get("rule")).partition("(")[0] == "ditto"
+        return systems.ditto(task)[0] if is_ditto else task
 
     def params(self, which: Literal["best", "last"] | int = "last") -> Params:
         """A model of the run.

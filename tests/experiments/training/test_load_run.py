@@ -119,3 +119,15 @@ def test_a_task_of_ones_own_is_found_again(tmp_path, monkeypatch, capsys):
     test = parts.load("digits", None).test
     found = ccfl.evaluate(run.task, run.params("best"), test)["accuracy"]
     assert found == pytest.approx(max(row["test_accuracy"] for row in run.rows[1:]), abs=1e-7)
+
+
+@pytest.mark.usefixtures("undrawn", "quickly_compiled")
+def test_a_run_of_ditto_has_two_models(tmp_path, capsys):
+    own = ["--rounds=2", "--eval_every=2", "--method=ditto", "--client_test=0.3"]
+    ended(0, capsys, train.main, *line(*own, "--server_lr=1", f"--out_dir={tmp_path / 'a'}"))
+    run = ccfl.load_run(tmp_path / "a")
+    test = parts.load("digits", None).test
+    found = ccfl.evaluate(run.task, run.params(), test)["accuracy"]
+    assert found == pytest.approx(run.rows[-1]["test_accuracy"], abs=1e-7)
+    assert run.task.predict is None
+    refused("task: expected one with predict, found a task without", run.predict, test["x"])
