@@ -1,7 +1,7 @@
 """Small Flax Linen models, and a convolution that stays fast with a kernel for every client."""
 
 from ccfl_jax.models.autoencoder import Autoencoder
-from ccfl_jax.models.cnn import CNN, McMahanCNN
+from ccfl_jax.models.cnn import CNN, EMNISTCNN, McMahanCNN
 from ccfl_jax.models.conv import Conv, ConvReluPool
 from ccfl_jax.models.logistic import Logistic
 from ccfl_jax.models.lstm import CharLSTM, WordLSTM
@@ -11,6 +11,7 @@ from ccfl_jax.models.tags import TagLogistic
 
 __all__ = [
     "CNN",
+    "EMNISTCNN",
     "MLP",
     "Autoencoder",
     "CharLSTM",

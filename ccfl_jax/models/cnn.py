@@ -1,4 +1,4 @@
-"""The small convolutional networks of NIID-Bench and of McMahan et al."""
+"""The small convolutional networks of NIID-Bench, of McMahan et al. and of Reddi et al."""
 
 import math
 
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ccfl_jax.models.conv import ConvReluPool
+from ccfl_jax.models.conv import Conv, ConvReluPool
 
 
 class CNN(nn.Module):
@@ -64,6 +64,34 @@ class McMahanCNN(nn.Module):
         x = ConvReluPool(64, (5, 5), lowering, name="conv2")(_bordered(x))
         x = x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
         x = nn.relu(nn.Dense(512, name="dense1")(x))
+        return nn.Dense(self.num_classes, name="dense2")(x)
+
+
+class EMNISTCNN(nn.Module):
+    """The EMNIST CNN of Reddi et al. with dropout: 1,206,590 parameters for 1 channel, 62 classes.
+
+    3 x 3 convolution to 32 features, relu; 3 x 3 convolution to 64, relu, pooling; dropout 0.25;
+    dense 128, relu; dropout 0.5; dense `num_classes`. Convolutions are VALID with stride 1, pooling
+    is 2 x 2 with stride 2. Input float `[..., h, w, channels]`, output logits `[..., num_classes]`;
+    with `train` it draws from the stream "dropout". `lowering` is that of its convolutions (see
+    `ConvReluPool`). Raises ValueError for images under 6 x 6 and for `num_classes` under 1.
+
+    Source: Reddi et al., Adaptive Federated Optimization (ICLR 2021), EMNIST character recognition.
+    Departure: Flax's initialisers (LeCun normal weights, zero biases).
+    """
+
+    num_classes: int = 62
+    lowering: str | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        _check(self, x, 6)
+        x = nn.relu(Conv(32, (3, 3), lowering=self.lowering, name="conv1")(_written(x)))
+        x = ConvReluPool(64, (3, 3), self.lowering, name="conv2")(x)
+        x = nn.Dropout(0.25)(x, deterministic=not train)
+        x = x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
+        x = nn.relu(nn.Dense(128, name="dense1")(x))
+        x = nn.Dropout(0.5)(x, deterministic=not train)
         return nn.Dense(self.num_classes, name="dense2")(x)
 
 

@@ -10,6 +10,7 @@ MODELS = {
     "logistic": "Logistic",
     "cnn": "CNN",
     "mcmahan_cnn": "McMahanCNN",
+    "emnist_cnn": "EMNISTCNN",
     "resnet18": "ResNet18",
     "resnet20": "ResNet20",
     "tags": "TagLogistic",
@@ -40,7 +41,7 @@ class Dataset(NamedTuple):
 
 
 _ANY = ("mlp", "logistic")
-_IMAGES = ("cnn", "mcmahan_cnn", *_ANY, "resnet18", "resnet20", "autoencoder")
+_IMAGES = ("cnn", "mcmahan_cnn", "emnist_cnn", *_ANY, "resnet18", "resnet20", "autoencoder")
 _OWN = Dataset(_IMAGES, files=False, clients=True)
 DATASETS = {
     "digits": Dataset(_ANY, files=False),

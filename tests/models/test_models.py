@@ -12,7 +12,16 @@ from refusal import refused
 from same_function import assert_same_function, normal, random_params
 
 import ccfl_jax as ccfl
-from ccfl_jax.models import CNN, MLP, Logistic, McMahanCNN, ResNet18, ResNet20, TagLogistic
+from ccfl_jax.models import (
+    CNN,
+    EMNISTCNN,
+    MLP,
+    Logistic,
+    McMahanCNN,
+    ResNet18,
+    ResNet20,
+    TagLogistic,
+)
 from ccfl_jax.models.resnet import _features
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -35,6 +44,7 @@ def resnet(widths, blocks, project):
     (CNN(), DIGITS, 6 * 26 + 16 * 151 + 120 * 257 + 84 * 121 + 10 * 85),
     # 28 x 28 pooled twice is 7 x 7.
     (McMahanCNN(), DIGITS, 32 * 26 + 64 * 801 + 512 * 3137 + 10 * 513),
+    (EMNISTCNN(), DIGITS, 32 * 10 + 64 * 289 + 128 * 9217 + 62 * 129),
     (MLP(), DIGITS, 784 * 200 + 200 + 200 * 10 + 10),
     (MLP(features=()), DIGITS, 784 * 10 + 10),
     (Logistic(10), DIGITS, 784 * 10 + 10),
@@ -193,6 +203,7 @@ CLASSES = "expected num_classes >= 1, found 0"
     (CNN(num_classes=0), DIGITS, CLASSES),
     (McMahanCNN(), (1, 3, 28, 1), IMAGES.format(4, (1, 3, 28, 1))),
     (McMahanCNN(num_classes=0), DIGITS, CLASSES),
+    (EMNISTCNN(), (1, 5, 28, 1), IMAGES.format(6, (1, 5, 28, 1))),
     (MLP(features=(5, 0)), (1, 4), "expected layer widths >= 1, found (5, 0, 10)"),
     (MLP(), (4,), "expected [b, ...], found input shape (4,)"),
     (Logistic(0), (1, 4), CLASSES),
