@@ -9,13 +9,13 @@ from . import flag as flags
 from .flag import Given, Table
 
 SWEEP_FILE = "sweep.json"
-_OF_NOW = ("out_dir", "resume", "overwrite", "accept_changed")  # not of the sweep, but of a command
+OF_NOW = ("out_dir", "resume", "overwrite", "accept_changed")  # not of the sweep, but of a command
 _PARTS = ("of_files", "written")  # given in flag files, and on the command line itself
 
 
 def flags_of(given: Given) -> dict[str, dict[str, Any]]:
     """What `resumed` reads: the flags given in flag files, and those on the command line itself."""
-    own = {name: given.values[name] for name in sorted(given.names) if name not in _OF_NOW}
+    own = {name: given.values[name] for name in sorted(given.names) if name not in OF_NOW}
     every = ({n: v for n, v in own.items() if (n in given.written) == kind} for kind in (0, 1))
     return dict(zip(_PARTS, every, strict=True))
 
@@ -53,7 +53,7 @@ def _read(path: Path, known: Table) -> list[dict[str, Any]]:
         raise ValueError(f"expected JSON, found {error}") from None
     parts = [found.get(name) for name in _PARTS] if isinstance(found, dict) else []
     for part in parts or [None]:
-        if not isinstance(part, dict) or not part.keys() <= known.keys() - {*_OF_NOW}:
+        if not isinstance(part, dict) or not part.keys() <= known.keys() - {*OF_NOW}:
             raise ValueError(
                 f"expected flags of a sweep in {', '.join(_PARTS)}, found {part!r:.80}"
             )

@@ -110,8 +110,20 @@ def parse_sweep(argv: list[str]) -> Sweep:
     given = flags.read(argv, RUN, SWEEP)
     folder, resume = given.values["out_dir"], given.values["resume"]
     is_kept = folder is not None and (Path(folder) / sweep_file.SWEEP_FILE).exists()
-    if folder is not None and (resume is True or (resume == "auto" and is_kept)):
-        given = sweep_file.resumed(argv, folder, {**RUN, **SWEEP})
+    if folder is None or not (resume is True or (resume == "auto" and is_kept)):
+        return _sweep(given)
+    own = given.names - {*sweep_file.OF_NOW}
+    given = sweep_file.resumed(argv, folder, {**RUN, **SWEEP})
+    try:
+        return _sweep(given)
+    except ValueError as error:
+        if own:  # which may be the cause
+            raise
+        raise ValueError(f"{Path(folder) / sweep_file.SWEEP_FILE}: {error}") from None
+
+
+def _sweep(given: Given) -> Sweep:
+    """The sweep of parsed flags."""
     for name in ("vary", "out_dir"):
         if given.values[name] is None:
             raise ValueError(f"--{name}: expected a value, found none")
