@@ -37,7 +37,8 @@ def called(text: str) -> Any:
 
 def source_digest(text: str) -> str:
     """Hexadecimal digits for the source of the function's module."""
-    source = inspect.getsource(inspect.getmodule(_function(text)) or _function(text))
+    function = _function(text)
+    source = inspect.getsource(inspect.getmodule(function) or function)
     return hashlib.blake2b(source.encode(), digest_size=16).hexdigest()
 
 

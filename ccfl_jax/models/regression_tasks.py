@@ -11,7 +11,14 @@ from flax import linen, nnx
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_whole
 from ccfl_jax.models.flax_model import functions
-from ccfl_jax.models.task_parts import floats, make_task, predict_floats, real_rows, wide
+from ccfl_jax.models.task_parts import (
+    check_there,
+    floats,
+    make_task,
+    predict_floats,
+    real_rows,
+    wide,
+)
 
 
 def regression_task(
@@ -45,9 +52,7 @@ def regression_task(
     init, apply, same = functions(model, input_shape, jnp.float32, (num_targets,), compute_dtype)
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        if missing := {"x", "y"} - {*batch}:
-            names = " and no ".join(sorted(missing))
-            raise ValueError(f"arrays: expected x and y, found no {names}")
+        check_there(batch, "x", "y")
         y, shape = batch["y"], (len(mask), num_targets)
         if y.shape != shape and (num_targets > 1 or y.shape != shape[:1]):
             raise ValueError(f"y: expected numbers [B, {num_targets}], found shape {y.shape}")
@@ -90,8 +95,7 @@ def autoencoder_task(
     init, apply, same = functions(model, input_shape, jnp.float32, output, compute_dtype)
 
     def rows(params: Params, batch: Batch, mask: jax.Array, key: jax.Array | None) -> tuple:
-        if "x" not in batch:
-            raise ValueError("arrays: expected x, found no x")
+        check_there(batch, "x")
         x = floats(real_rows(batch["x"], mask))
         return _squared(wide(apply(params, x, key)) - x, mask), mask
 

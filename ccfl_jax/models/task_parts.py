@@ -47,14 +47,20 @@ def _mean(losses: jax.Array, counts: jax.Array) -> jax.Array:
     return losses.sum() / jnp.maximum(counts.sum(), 1)
 
 
+def check_there(batch: Batch, *names: str) -> None:
+    """Raises ValueError for a batch without some of its arrays."""
+    if missing := {*names} - {*batch}:
+        found = " and no ".join(sorted(missing))
+        raise ValueError(f"arrays: expected {' and '.join(names)}, found no {found}")
+
+
 def pair(batch: Batch, mask: jax.Array, *shapes: str) -> tuple[jax.Array, jax.Array]:
     """The real rows of "x", and of "y" in a dtype that holds all that it is compared with.
 
     Raises:
         ValueError: where one is missing, or "y" has no integers or another rank than `shapes`.
     """
-    if missing := {"x", "y"} - {*batch}:
-        raise ValueError(f"arrays: expected x and y, found no {' and no '.join(sorted(missing))}")
+    check_there(batch, "x", "y")
     y = batch["y"]
     ranks = [shape.count(",") + 1 for shape in shapes]
     if jnp.issubdtype(y.dtype, jnp.inexact) or y.ndim not in ranks:

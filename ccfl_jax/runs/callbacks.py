@@ -28,7 +28,7 @@ class ToTarget:
         self.target = targets.target(self.text)
 
     def __call__(self, rows: list[Row], state: State) -> bool:
-        targets.check(self.target, metrics_of(rows[-1]))
+        targets.check_row(self.target, rows[-1])
         return targets.is_reached(rows[-1], self.target)
 
 
@@ -98,8 +98,3 @@ class TensorBoard:
                 tag = f"{part}/{metric}" if part in ("train", "test", "validation") else name
                 self.writer.add_scalar(tag, value, row["round"])
         self.writer.flush()
-
-
-def metrics_of(row: Row) -> list[str]:
-    """The names of the task's metrics in a row."""
-    return [name[5:] for name in row if name.startswith("test_")]

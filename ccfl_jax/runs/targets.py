@@ -47,6 +47,11 @@ def check(target: Target, metrics: Iterable[str]) -> None:
         )
 
 
+def check_row(target: Target, row: Row) -> None:
+    """`check`, with the metrics that a row has."""
+    check(target, [name[5:] for name in row if name.startswith("test_")])
+
+
 def is_reached(row: Row, target: Target) -> bool:
     """Whether a row has the score; one without a value has not."""
     value = row[target.name] if target.name in row else row.get(f"test_{target.name}")

@@ -29,7 +29,7 @@ def columns(runs: Sequence[Sequence[Row]], target: str | None) -> dict[str, str]
         return {}
     wanted = targets.target(target)
     for rows in runs:
-        targets.check(wanted, [name[5:] for name in rows[-1] if name.startswith("test_")])
+        targets.check_row(wanted, rows[-1])
     first = [targets.first(rows, wanted) for rows in runs]
     if None in first:
         count = f"{sum(row is not None for row in first)} of {len(first)}"
