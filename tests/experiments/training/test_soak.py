@@ -94,5 +94,7 @@ def test_a_long_run_grows_nowhere_and_ends_as_the_twin(tmp_path):
     apart = max(np.abs(ours[n] - theirs[n]).max() for n in ours)
     assert apart < 0.01  # float32 against float64 through 50,000 steps
     assert growth < 0.02 * trained[0, 0]  # 2 % over three quarters of the run
-    quarter = len(trained) // 4  # a checkpoint being written has some files open for a moment
-    assert np.median(trained[-quarter:, 1]) <= np.median(trained[:quarter, 1])
+    # A checkpoint being written has some files open for a moment; one kept open at each of the
+    # 90 would leave the fewest of the last quarter far above the most of the first.
+    quarter = len(trained) // 4
+    assert trained[-quarter:, 1].min() <= trained[:quarter, 1].max()
