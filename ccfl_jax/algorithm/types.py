@@ -21,7 +21,8 @@ class Task(NamedTuple):
         loss: `loss(params, batch, mask, key) -> scalar`: the mean over the real rows of `batch`
             (arrays `[B, ...]`); `mask` is bool `[B]`, False on padding.
         metrics: `metrics(params, batch, mask) -> {name: (sum, count)}` over the real rows; sums and
-            counts of batches add up, so a metric of a data set is sum of sums / sum of counts.
+            counts of batches add up, so a metric of a data set is sum of sums / sum of counts. One
+            of them is "loss".
         observe: `observe(params, batch, mask, key) -> (loss, metrics)`: both from one pass through
             the model; None where the two are not the same pass, as with dropout.
         descend: `descend(params, batch, mask, key, rate) -> (loss, metrics, params)`: one step of

@@ -13,9 +13,9 @@ import optax
 from jax.core import Tracer
 
 from ccfl_jax.algorithm import tree_util
-from ccfl_jax.algorithm.types import Aggregate, Arrivals, Params, Rule, Task
+from ccfl_jax.algorithm.types import Aggregate, Arrivals, Batch, Params, Rule, Task
 from ccfl_jax.checks import check_kind, check_number, check_promotion, one_line
-from ccfl_jax.data.arrays import held
+from ccfl_jax.data.arrays import held, held_dtype
 from ccfl_jax.engine.state import State
 
 _THREEFRY = "threefry2x32"
@@ -143,6 +143,57 @@ def check_step(name: str, task: Task, optimiser: optax.GradientTransformation) -
         raise ValueError(
             f"{name}: expected a state that keeps its shapes and dtypes, found others after a step"
         )
+
+
+def check_functions(task: Task, *parts: Batch) -> None:
+    """Raises ValueError for a task whose functions do not take such samples, or give something else
+    than `Task` says; only shapes are computed."""
+    params = _called("init", "a key", _parameters, task)
+    check_params(params)
+    for part in parts:
+        batch = {
+            name: jax.ShapeDtypeStruct((2, *a.shape[1:]), held_dtype(a)) for name, a in part.items()
+        }
+        own = ", ".join(f"{name} {_shown(a)}" for name, a in batch.items())
+        mask, key = jax.ShapeDtypeStruct((2,), bool), jax.random.key(0)
+        takes = f"parameters, a batch ({own}), its mask"
+        loss = _called(
+            "loss", f"{takes} and a key", jax.eval_shape, task.loss, params, batch, mask, key
+        )
+        if not _is_number(loss) or not jnp.issubdtype(loss.dtype, jnp.floating):
+            raise ValueError(f"task.loss: expected one float, found {_shown(loss)}")
+        found = _called("metrics", takes, jax.eval_shape, task.metrics, params, batch, mask)
+        if not isinstance(found, dict) or not all(map(_is_pair, found.values())):
+            raise ValueError(
+                f"task.metrics: expected {{name: (sum, count)}}, found {_shown(found)}"
+            )
+        if "loss" not in found:
+            raise ValueError(
+                f"task.metrics: expected loss among them, found {', '.join(found) or 'none'}"
+            )
+
+
+def _called(name: str, takes: str, function: Callable, *args: Any) -> Any:
+    """What a function of a task gives; its errors as one line."""
+    try:
+        return function(*args)
+    except Exception as error:  # a user's own, of any kind
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"task.{name}: expected a function of {takes}, found {one_line(reason, 200)}"
+        ) from error
+
+
+def _shown(tree: Any) -> str:
+    return one_line(str(jax.tree.map(lambda a: f"{a.dtype} {[*a.shape]}", tree)))
+
+
+def _is_number(value: Any) -> bool:
+    return getattr(value, "shape", None) == ()
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))
 
 
 def _parameters(task: Task) -> Params:

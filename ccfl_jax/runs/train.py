@@ -14,7 +14,9 @@ import numpy as np
 from ccfl_jax.algorithm.types import Batch
 from ccfl_jax.checks import check_kind, check_whole
 from ccfl_jax.data import FederatedData
+from ccfl_jax.data.arrays import formed
 from ccfl_jax.engine.evaluate import evaluate as scores_of
+from ccfl_jax.engine.method_checks import check_functions
 from ccfl_jax.engine.run import run_rounds
 from ccfl_jax.engine.simulation import Simulation
 from ccfl_jax.engine.state import State
@@ -73,12 +75,18 @@ def train(
         The state at the end, and the rows: dicts of plain numbers, None where not finite.
 
     Raises:
-        ValueError: as `run_rounds` and `evaluate`; for rows that do not end at the state's round.
+        ValueError: as `run_rounds` and `evaluate`; for a task whose functions do not take these
+            samples or give something else than `Task` says; for callbacks that are no functions,
+            and rows that do not end at the state's round.
     """
     check_kind("simulation", simulation, Simulation, "what ccfl.simulation returns")
     check_kind("schedule", schedule, Schedule, "a ccfl.Schedule")
     check_kind("data", data, FederatedData, "ccfl.FederatedData")
     times = Times(schedule.num_rounds, check_whole("eval_every", eval_every, 1))
+    check_kind("callbacks", callbacks, Sequence, "a list of functions")
+    for callback in callbacks:
+        check_kind("callbacks", callback, Callable, "functions")
+    check_functions(simulation.task, data.arrays, formed(test))
     # Copied, as the loop uses the buffers of its states again.
     begun = (
         _first(simulation, schedule, data, key) if state is None else jax.tree.map(jnp.copy, state)

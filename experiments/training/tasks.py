@@ -6,6 +6,7 @@ import numpy as np
 
 import ccfl_jax as ccfl
 from ccfl_jax.data.arrays import faults
+from ccfl_jax.engine.method_checks import check_functions
 from ccfl_jax.io import own_code
 from ccfl_jax.models import by_name
 
@@ -13,6 +14,7 @@ from ..config.datasets import MODELS, OWN_TASK
 from ..config.expression import expression
 from ..config.methods import ON_DATA, named
 from ..config.run_flags import Config
+from .parts import arrays_of
 
 _SEQUENCES = ("char_lstm", "word_lstm")
 
@@ -74,7 +76,9 @@ def digest(config: Config) -> dict[str, str]:
 
 
 def check_samples(dataset: str, task: ccfl.Task, *parts: dict[str, np.ndarray] | None) -> None:
-    """Raises ValueError for rows of training, test or held-out samples that cannot be used."""
+    """Raises ValueError for training, test or held-out samples that cannot be used: for a task
+    that does not take them, for rows that are not finite, for unknown labels."""
+    check_functions(task, *(arrays_of(part) for part in parts if part is not None))
     for name, part in zip(("training", "test", "held-out"), parts, strict=True):
         for line in faults(part or {}, task.labels):
             raise ValueError(f"--dataset: {dataset}, {name} {line}")

@@ -224,3 +224,21 @@ def test_the_first_rejected_uploads_are_a_warning():
         _, rows = ccfl.train(SIMULATION, SCHEDULE, data, ARRAYS, progress=False)
     assert [str(one.message) for one in caught] == [f"{said}; later ones are only in the rows"]
     assert rows[2]["rejected"] > 0
+
+
+def test_a_task_and_callbacks_that_cannot_be_used_are_refused_before_training():
+    def train(task=TASK, **more):
+        return ccfl.train(SIMULATION._replace(task=task), SCHEDULE, DATA, ARRAYS, **more)
+
+    def unlost(params, batch, mask):
+        return {"error": (mask.sum(), mask.sum())}
+
+    task = TASK._replace(metrics=unlost)
+    refused("task.metrics: expected loss among them, found error", train, task)
+    task = TASK._replace(loss=lambda params: 0.0)
+    refused("task.loss: expected a function of parameters, ... found TypeError: ...", train, task)
+    task = TASK._replace(init=lambda: 0.0)
+    refused("task.init: expected a function of a key, found TypeError: ...", train, task)
+    one = callbacks.ToTarget("accuracy>=0.9")
+    refused("callbacks: expected a list of functions, found ToTarget...", train, callbacks=one)
+    refused("callbacks: expected functions, found 3", train, callbacks=[3])

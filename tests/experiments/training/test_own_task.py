@@ -50,6 +50,27 @@ def pixels():
     return part(30), part(9)
 
 
+def unlost():
+    return task()._replace(metrics=lambda params, batch, mask: {"error": (mask.sum(), mask.sum())})
+
+
+def unmasked():
+    return task()._replace(loss=lambda params, batch: 0.0)
+
+
+def unscored():
+    return task()._replace(metrics=lambda params, batch, mask: {"loss": mask.sum()})
+
+
+def rowwise():
+    return task()._replace(loss=lambda params, batch, mask, key: batch["price"])
+
+
+def narrow():
+    train, test = data()
+    return task(), train, test | {"features": test["features"][:, :2]}
+
+
 def broken():
     raise KeyError("prices.csv")
 
@@ -62,6 +83,7 @@ number = 3
 '''
 OWN = ["--num_clients=4", "--buffer_size=2", "--max_delay=1", "--local_epochs=1", "--rounds=4"]
 OWN += ["--eval_every=2", "--devices=1", "--compilation_cache=off", "--noprogress"]
+OWN_DATA = "--dataset=python(own_prices:data)"
 NATURAL = [*OWN, "--partition=natural", "--server=cc_fedsgd", "--server_lr=1", "--local_lr=0.1"]
 
 pytestmark = pytest.mark.usefixtures("undrawn", "quickly_compiled")
@@ -139,6 +161,15 @@ def test_sweeps_schedules_and_comparisons_take_it(code, capsys):
     (["--task=own_prices:task"], "own_prices:task: expected (train, test) or ..., found Task"),
     (["--task=own_prices:data", "--dataset=python(own_prices:data)"],
      "own_prices:data: expected it to return a ccfl.Task or ..., found tuple"),
+    (["--task=own_prices:unlost", OWN_DATA],
+     "task.metrics: expected loss among them, found error"),
+    (["--task=own_prices:unscored", OWN_DATA],
+     "task.metrics: expected {name: (sum, count)}, found {'loss': ...}"),
+    (["--task=own_prices:unmasked", OWN_DATA], "task.loss: expected a function of parameters, a "
+     "batch (features float32 [2, 3], price float32 [2]), its mask and a key, found TypeE..."),
+    (["--task=own_prices:rowwise", OWN_DATA], "task.loss: expected one float, found ...[2]..."),
+    (["--task=own_prices:narrow"], "task.loss: expected a function of ... (features float32 [2, 2],"
+     " ...), its mask and a key, found TypeError: ..."),
     (["--task=own_prices:task", "--model=mlp"], "--model: expected without --task, found with it"),
     (["--task=own_prices:problem", "--partition=iid"],
      "--partition: expected natural for samples without a label each, found no y with ..."),
