@@ -20,7 +20,7 @@ def called(text: str) -> Any:
 
     Args:
         text: `MODULE:FUNCTION`, of a module that can be imported, from the current folder too; or
-            `FILE.py:FUNCTION`.
+            `FILE.py:FUNCTION`, which finds the modules beside it.
 
     Raises:
         ValueError: there is no such function, or it raises an error; in one line.
@@ -64,7 +64,8 @@ def _module(place: str) -> ModuleType:
             return importlib.import_module(place)
         finally:
             sys.path.remove("")
-    path = Path(place).expanduser()
+    path = Path(place).expanduser().resolve()
+    sys.path.append(str(path.parent))  # a script finds the modules beside it
     specification = importlib.util.spec_from_file_location(path.stem, path)
     if specification is None or specification.loader is None:
         raise ImportError(f"{place}: expected a Python file, found another")

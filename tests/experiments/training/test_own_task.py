@@ -1,6 +1,7 @@
 """--task: a task of one's own, and perhaps its data, in the commands."""
 
 import json
+import sys
 
 import pytest
 from refusal import ended
@@ -120,6 +121,19 @@ def test_a_changed_task_is_noticed_at_resuming(code, refuses, capsys):
     own_code._module.cache_clear()
     message = "...expected results of one provenance ..., found task[own_prices.py:problem] ..."
     refuses(message, train.main, *words, "--rounds=6", "--resume")
+
+
+def test_a_file_finds_the_modules_beside_it(code, capsys, monkeypatch):
+    """As `python FILE.py` does, from whatever folder it is called; when called, too."""
+    (code / "there").mkdir()
+    (code / "own_prices.py").rename(code / "there/own_beside.py")
+    late = "def late():\n    import own_beside\n    return own_beside.problem()\n"
+    (code / "there/own_first.py").write_text(f"from own_beside import problem\n\n\n{late}")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("problem", "late"):
+        words = [*NATURAL, f"--task=there/own_first.py:{name}", f"--out_dir={name}"]
+        ended(0, capsys, train.main, "train", *words)
+    assert without_clocks(rows_of("problem")) == without_clocks(rows_of("late"))
 
 
 def test_a_task_alone_takes_the_data_of_a_flag_and_data_alone_a_model(code, capsys):
