@@ -36,7 +36,8 @@ AVAILABILITIES = (
 def expression(text: str, forms: tuple[str, ...]) -> tuple[str, tuple] | None:
     """The name in `text` and its arguments: floats, or a path and further words.
 
-    None where it has none of the forms, an argument is no finite number, or there is no path.
+    Arguments are written in the form's order, the last of them perhaps as NAME=VALUE. None where it
+    has none of the forms, an argument is no finite number, or there is no path.
     """
     name, inside = _parts(text)
     form = next((form for form in forms if _parts(form)[0] == name), None)
@@ -47,8 +48,9 @@ def expression(text: str, forms: tuple[str, ...]) -> tuple[str, tuple] | None:
     of_path = names[:1] == ["PATH"]
     # A path on its own may have commas.
     words = inside.split(",", len(names) - 1 if of_path else -1) if inside else []
-    # Missing arguments take the form's default; one without a default is no number, and no path.
-    words += [known.partition("=")[2] for known in names[len(words) :]]
+    words = _in_order(words, names)
+    if words is None:
+        return None
     if of_path:
         words = tuple(word.strip() for word in words)
         return (name, words) if all(words) else None
@@ -56,8 +58,30 @@ def expression(text: str, forms: tuple[str, ...]) -> tuple[str, tuple] | None:
         numbers = tuple(map(number, words))
     except ValueError:
         return None
-    fits = len(words) == len(names) and all(map(math.isfinite, numbers))
-    return (name, numbers) if fits else None
+    return (name, numbers) if all(map(math.isfinite, numbers)) else None
+
+
+def _in_order(words: list[str], form: list[str]) -> list[str] | None:
+    """The arguments in the form's order, with its defaults where they are missing, "" without one.
+
+    None for too many, for one that is given twice, and for one without a name where the form has
+    another before it that is not given.
+    """
+    names = [known.partition("=")[0] for known in form]
+    found = [known.partition("=")[2] for known in form]
+    given: list[int] = []
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        is_path = names[:1] == ["PATH"] and place == 0
+        if equals and not is_path and names.count(name.strip()) == 1:
+            place, word = names.index(name.strip()), value
+        elif given != [*range(place)]:  # it follows one with a name
+            return None
+        if place >= len(names) or place in given:
+            return None
+        given.append(place)
+        found[place] = word
+    return found
 
 
 def domain(forms: tuple[str, ...], several: bool = False) -> Domain:

@@ -37,6 +37,19 @@ def test_numbers_are_read_as_they_are_written(numbers):
     assert expression(f"uniform{text}", DISTRIBUTIONS) == expected
 
 
+@pytest.mark.parametrize(("text", "numbers"), [
+    ("log_normal(scale=60)", (1, 0.6, 60)), ("log_normal(0,scale=60)", (0, 0.6, 60)),
+    ("log_normal(scale=60,mu=0)", (0, 0.6, 60)), ("uniform(low=1, high=2)", (1, 2)),
+    ("uniform(low=1)", None), ("uniform(high=2,1)", None), ("uniform(low=1,2)", (1, 2)),
+    ("uniform(1,low=2)", None), ("uniform(1,top=2)", None),
+    ("three_classes(concentration=2,low=1)", None),
+])  # fmt: skip
+def test_numbers_by_their_names(text, numbers):
+    """`low` is the name of three arguments of three_classes."""
+    found = expression(text, DISTRIBUTIONS)
+    assert found == (numbers and (text.partition("(")[0], numbers))
+
+
 _FORMS = ("csv(PATH)", "parquet(PATH,x=x,client=c)", "plain")
 
 
@@ -45,6 +58,13 @@ _FORMS = ("csv(PATH)", "parquet(PATH,x=x,client=c)", "plain")
     ("parquet(a)", ("parquet", ("a", "x", "c"))),
     (" parquet( a/b , image)", ("parquet", ("a/b", "image", "c"))),
     ("parquet(a,b,c)", ("parquet", ("a", "b", "c"))),
+    ("parquet(a,client=w)", ("parquet", ("a", "x", "w"))),
+    ("parquet(a, client = w, x=i)", ("parquet", ("a", "i", "w"))),
+    ("parquet(a,i,client=b=c)", ("parquet", ("a", "i", "b=c"))),
+    ("parquet(x=a,y=b)", ("parquet", ("x=a", "y=b", "c"))),
+    ("csv(PATH=a,b=c)", ("csv", ("PATH=a,b=c",))),
+    ("parquet(a,x=)", None), ("parquet(a,x=i,x=j)", None), ("parquet(a,i,x=j)", None),
+    ("parquet(a,client=w,i)", None),
     ("plain", ("plain", ())),
     ("parquet", None), ("parquet()", None), ("parquet(,b)", None), ("parquet(a,)", None),
     ("plain(a)", None), ("csv", None),
