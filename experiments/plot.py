@@ -3,8 +3,9 @@
 usage: python -m experiments.plot FOLDER ... --out=FILE[,FILE] [--x=AXIS] [--y=COLUMN,COLUMN]
 
 A folder is that of a run, or of a sweep: of that the setting of each method that was chosen,
-by held-out samples if it has them or else by training score, with a band over its seeds. With
---x=clients the sorted scores of the clients of runs, and of two runs those of each client.
+by held-out samples if it has them or else by training score, with a band over its seeds; --x is
+the mean over them, too, as their virtual times differ. With --x=clients the sorted scores of the
+clients of runs, and of two runs those of each client.
 """
 
 import sys

@@ -100,6 +100,8 @@ def load_run(folder: str | os.PathLike) -> Run:
         scores = ccfl.evaluate_clients(run.task, run.params("best"), data)
         state = simulation.init(key, params=run.params("last"))  # a warm start
 
+    A sweep keeps no models: train its chosen setting.
+
     Raises:
         FileNotFoundError: if it is no folder of a run.
         ValueError: if its files are not whole.
@@ -113,7 +115,9 @@ def load_run(folder: str | os.PathLike) -> Run:
 def _object(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: expected the folder of a run, found no {name}")
+        raise FileNotFoundError(
+            f"{folder}: expected the folder of a run (a sweep keeps no models), found no {name}"
+        )
     found = as_json(path.read_bytes(), path)
     if not isinstance(found, Mapping):
         raise ValueError(f"{path}: expected a JSON object, found {one_line(str(found), 80)}")

@@ -87,7 +87,7 @@ def test_a_trained_model_starts_another_run(trained):
 
 
 def test_what_cannot_be_loaded_is_refused(trained, tmp_path):
-    message = "{}: expected the folder of a run, found no config.json"
+    message = "{}: expected the folder of a run (a sweep keeps no models), found no config.json"
     refused(message.format(tmp_path), ccfl.load_run, tmp_path, kind=FileNotFoundError)
     folder = copied(trained[0], tmp_path / "a")
     run = ccfl.load_run(folder)
