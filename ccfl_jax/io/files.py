@@ -90,15 +90,17 @@ def append_line(path: str | os.PathLike, line: str) -> None:
             raise
 
 
-def as_json(data: bytes, path: str | os.PathLike) -> Any:
-    """The value of strict JSON, read from `path`: without NaN, and each name of an object once.
+def as_json(data: bytes, path: str | os.PathLike, nan: bool = False) -> Any:
+    """The value of strict JSON, read from `path`: each name of an object once, and without NaN and
+    Infinity unless `nan`, as of a file whose numbers are looked at with their places.
 
     Raises:
         ValueError: with the file's name, if it is not strict JSON.
     """
     try:
+        constant = None if nan else _no_constant
         return json.loads(
-            data.decode(), parse_constant=_no_constant, object_pairs_hook=_without_repeats
+            data.decode(), parse_constant=constant, object_pairs_hook=_without_repeats
         )
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
@@ -106,7 +108,7 @@ def as_json(data: bytes, path: str | os.PathLike) -> Any:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"expected numbers, found {name}")
+    raise ValueError(f"{name}, which is no number of it")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"expected each name once, found {shortened(twice)} again")
+        raise ValueError(f"the name {shortened(twice)} twice")
     return found
 
 

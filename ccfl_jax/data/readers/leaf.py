@@ -78,7 +78,7 @@ def _read(folder: Path) -> dict[str, _User]:
     if not paths:
         raise FileNotFoundError(f"LEAF: expected .json files in {folder}, found none")
     for path in paths:
-        found = as_json(path.read_bytes(), path)
+        found = as_json(path.read_bytes(), path, nan=True)
         with naming(path):
             for name, x, y in _users(found):
                 place = f"user {shortened(name)}"
