@@ -104,11 +104,12 @@ def as_json(data: bytes, path: str | os.PathLike, nan: bool = False) -> Any:
         )
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{os.fspath(path)}: expected JSON, found {reason}") from None
+        said = reason if reason.startswith("expected ") else f"expected JSON, found {reason}"
+        raise ValueError(f"{os.fspath(path)}: {said}") from None
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name}, which is no number of it")
+    raise ValueError(f"expected numbers, found {name}")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {shortened(twice)} twice")
+        raise ValueError(f"expected each name once, found {shortened(twice)} again")
     return found
 
 

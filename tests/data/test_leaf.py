@@ -143,11 +143,11 @@ FAULTS = {
     "a count that is nan": (changed(num_samples=[float("nan"), 2]), "user 'f1_2': expected nan "
                             "samples, as in num_samples, found 3 of x and 3 of y"),
     "a number that is nan": (user([[0.5] * 784, [0.5] * 783 + [float("nan")]], [1, 1]),
-                             "user 'bob': x: expected finite numbers of float32, found nan in r...1"),
+                             "user 'bob': x: expected finite numbers of float32, found nan ...1"),
     "a label that is nan": (user(NUMBERS, [float("nan")]),
                             "user 'bob': y: expected integers from 0, found nan in row 0"),
     "a user's data twice": ('{"users": ["a"], "num_samples": [1], "user_data": {"a": 1, "a": 2}}',
-                            "expected JSON, found the name 'a' twice"),
+                            "expected each name once, found 'a' again"),
     "no users": ({"num_samples": [], "user_data": {}}, "users: expected a list, found None"),
     "no counts": (changed(num_samples=None), "num_samples: expected a list, found None"),
     "no data": (changed(user_data=[]), "user_data: expected a dict, found []"),

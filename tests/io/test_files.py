@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,8 +136,16 @@ def test_json_comes_back(value):
     assert files.as_json(json.dumps(value).encode(), "file") == value
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"\xff", b"NaN", b"[Infinity]", b"[" * 100_000, b"1 2", b'{"a": -Infinity}']
-)
-def test_what_is_no_strict_json_is_refused_in_a_line(data):
-    refused("a/b.json: expected JSON, found ...", files.as_json, data, Path("a/b.json"))
+@pytest.mark.parametrize(("data", "message"), [
+    *((data, "expected JSON, found ...") for data in (b"", b"{", b"\xff", b"[" * 100_000, b"1 2")),
+    (b"NaN", "expected numbers, found NaN"), (b"[Infinity]", "expected numbers, found Infinity"),
+    (b'{"a": -Infinity}', "expected numbers, found -Infinity"),
+    (b'{"a": 1, "a": 1}', "expected each name once, found 'a' again"),
+])  # fmt: skip
+def test_what_is_no_strict_json_is_refused_in_a_line(data, message):
+    refused(f"a/b.json: {message}", files.as_json, data, Path("a/b.json"))
+
+
+def test_numbers_that_are_not_finite_where_they_are_looked_at_later():
+    assert np.isnan(files.as_json(b"[NaN]", "file", nan=True)[0])
+    assert files.as_json(b"-Infinity", "file", nan=True) == -np.inf
