@@ -3,9 +3,10 @@
 usage: python -m experiments.table FOLDER ... [--format=markdown|csv|latex]
            [--target='NAME>=NUMBER']
 
-The test score is that of the last evaluation; `summary.json` of a sweep has means over the last
-fifth of the rounds. Of a setting the columns are means over its seeds, the score with its standard
-error; what a target took is "1 of 3" where one of three seeds has reached it.
+Settings that differ between the lines have columns. The test score is that of the last evaluation;
+`summary.json` of a sweep has means over the last fifth of the rounds. Of a setting the columns are
+means over its seeds, the score with its standard error; what a target took is "1 of 3" where one of
+three seeds has reached it.
 """
 
 import sys
@@ -41,9 +42,7 @@ def main(argv: list[str]) -> int:
     from .sweeps import summaries, tables
 
     provenance.check_beside(given.words, flags.listed(given.values["accept_changed"]))
-    rows = [
-        row for folder in given.words for row in summaries.of_folder(folder, given.values["target"])
-    ]
+    rows = summaries.of_folders(given.words, given.values["target"])
     print(tables.FORMATS[given.values["format"]](rows), end="")
     return DONE
 

@@ -14,8 +14,9 @@ from ..config.run_flags import RUN
 from ..figures.curves import Rows
 from . import results, selection
 
-# Settings that tell lines apart: those that change a result.
-_TOLD = [name for name, one in RUN.items() if one.may_change == "never"] + ["schedule_file"]
+# Settings that tell lines apart: those that change a result. A task is named by the model it sets.
+_TOLD = [n for n, one in RUN.items() if one.may_change == "never" and n != "task"]
+_TOLD += ["schedule_file"]
 
 
 class Line(NamedTuple):
@@ -59,10 +60,9 @@ def labels(lines: Sequence[Line], given: Sequence[str] = ()) -> list[str]:
     Raises:
         ValueError: for labels of another number, or two that are equal.
     """
-    every = [_settings(one.config) for one in lines]
-    differing = [name for name in ("", *_TOLD) if _differs(name, every)]
-    words = [[_word(n, own[n]) for n in differing if n in own] for own in every]
-    methods = [own.get("") or str(one.folder) for own, one in zip(every, lines, strict=True)]
+    told = differing([one.config for one in lines])
+    words = [[f"{name} {shown}".strip() for name, shown in own.items()] for own in told]
+    methods = [_settings(one.config).get("") or str(one.folder) for one in lines]
     found = [", ".join(own) or method for own, method in zip(words, methods, strict=True)]
     for label, k in [(label, k) for k, label in enumerate(found) if found.count(label) > 1]:
         found[k] = f"{label} ({lines[k].folder})"
@@ -72,6 +72,13 @@ def labels(lines: Sequence[Line], given: Sequence[str] = ()) -> list[str]:
             f"{','.join(given)}"
         )
     return [*given] or found
+
+
+def differing(configs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Of each run the settings that differ between them, as they are shown; as "" its method."""
+    every = [_settings(config) for config in configs]
+    names = [name for name in ("", *_TOLD) if _differs(name, every)]
+    return [{name: _shown(own[name]) for name in names if name in own} for own in every]
 
 
 def _differs(name: str, every: Sequence[dict[str, Any]]) -> bool:
@@ -91,9 +98,8 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
     return {"": method} | own if method else own
 
 
-def _word(name: str, value: Any) -> str:
-    shown = f"{value:g}" if isinstance(value, float) else one_line(str(value), 60)
-    return f"{name} {shown}" if name else shown
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else one_line(str(value), 60)
 
 
 def _of_run(folder: Path, x: str, columns: Sequence[str]) -> Line:

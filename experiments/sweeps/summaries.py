@@ -10,13 +10,30 @@ from ccfl_jax.runs.metrics import Row
 
 from ..config.methods import name_of
 from ..config.settings import SEEDS
-from . import reached, results, selection
-from .lines import is_sweep
+from . import lines, reached, results, selection
 from .results import Record
 
+_OWN = ("", "server_lr")  # the method and its rate have columns of their own
 
-def of_folder(folder: str | Path, target: str | None = None) -> list[dict[str, Any]]:
-    """Method, rate, last test score and speed: of a run, or of each setting of a sweep.
+
+def of_folders(folders: Sequence[str | Path], target: str | None = None) -> list[dict[str, Any]]:
+    """The rows of `of_folder`, with a column for each setting in which they differ."""
+    every = [one for folder in folders for one in of_folder(folder, target)]
+    told = lines.differing([config for config, _, _ in every])
+    shown = [own | varied for own, (_, varied, _) in zip(told, every, strict=True)]
+    names = [name for name in dict.fromkeys(n for own in shown for n in own) if name not in _OWN]
+    first = ("method", "server_lr")
+    return [
+        {n: row[n] for n in first} | {n: own.get(n, "") for n in names} | row
+        for own, (_, _, row) in zip(shown, every, strict=True)
+    ]
+
+
+def of_folder(
+    folder: str | Path, target: str | None = None
+) -> list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]]:
+    """Settings, those that a sweep varies, and method, rate, last test score and speed: of a run,
+    or of each setting of a sweep.
 
     The score of a setting is the mean over its seeds ± its standard error; speed is without
     compilation, for a trial by its share of the time. With a target, by default that of the run,
@@ -25,7 +42,7 @@ def of_folder(folder: str | Path, target: str | None = None) -> list[dict[str, A
     Raises:
         OSError, ValueError: if `folder` holds no run with at least one round, and no sweep.
     """
-    if not is_sweep(Path(folder)):
+    if not lines.is_sweep(Path(folder)):
         return [_of_run(Path(folder), target)]
     every = results.read_all(folder)
     if not every:
@@ -33,7 +50,7 @@ def of_folder(folder: str | Path, target: str | None = None) -> list[dict[str, A
     return [_of_setting(members, target) for members in selection.settings(every).values()]
 
 
-def _of_run(folder: Path, target: str | None) -> dict[str, Any]:
+def _of_run(folder: Path, target: str | None) -> tuple[dict, dict, dict[str, Any]]:
     path = folder / run_config.CONFIG
     config: Any = as_json(path.read_bytes(), path)
     try:
@@ -55,19 +72,20 @@ def _of_run(folder: Path, target: str | None) -> dict[str, Any]:
             f"{last['seconds']}"
         )
     reach = reached.columns([rows], target)
-    return {**own, **_result([last]), **reach, "device": device}
+    return config, {}, {**own, **_result([last]), **reach, "device": device}
 
 
-def _of_setting(members: Sequence[Record], target: str | None) -> dict[str, Any]:
+def _of_setting(members: Sequence[Record], target: str | None) -> tuple[dict, dict, dict]:
     config = members[0].config
     own = {"method": name_of(config), "server_lr": f"{config['server_lr']:g}"}
-    named = ("server", "method", "server_lr", *SEEDS)
-    others = {n: v for n, v in members[0].varied.items() if n not in named}
+    settings = {name: value for name, value in config.items() if name not in SEEDS}
+    named = ("server", "method", *SEEDS)
+    varied = {name: value for name, value in members[0].varied.items() if name not in named}
     rows = [one.rows[-1] for one in members if one.rows]
     if len(rows) < len(members):
-        return {**own, **others, "test score": "failed"}
+        return settings, varied, {**own, "test score": "failed"}
     reach = reached.columns([one.rows for one in members], target or config.get("target"))
-    return {**own, **others, "seeds": str(len(rows)), **_result(rows), **reach}
+    return settings, varied, {**own, "seeds": str(len(rows)), **_result(rows), **reach}
 
 
 def _result(rows: Sequence[Row]) -> dict[str, str]:

@@ -165,7 +165,7 @@ def read_trial(folder):
 
 
 def read_table(folder):
-    (row,) = summaries.of_folder(folder)
+    (row,) = summaries.of_folders([folder])
     assert len(row) == 7 and all(isinstance(cell, str) for cell in row.values())
 
 

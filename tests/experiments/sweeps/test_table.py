@@ -70,18 +70,36 @@ def test_values_of_runs_and_a_sweep_in_every_format(tmp_path, capsys, kind):
     score = f"{np.mean(scores):.4f} ± {np.std(scores, ddof=1) / np.sqrt(2):.4f}"
     speed = f"{(20 + 20) / (2 + 5):.2f}", f"{(1000 + 1700) / (2 + 5):.0f}"
     cells = [
-        ["method", "server_lr", "rounds", "test score", "rounds/s", "useful samples/s", "device",
-         "local_lr", "seeds"],
-        ["cc_fedams", "0.01", "20", "0.7500", "5.00", "250", f"2 x {DEVICE}", "", ""],
-        ["cc_fedams", "0.01", "20", "diverged", "5.00", "250", "2 x cpu", "", ""],
-        ["cc_fedsgd", "0.1", "20", score, *speed, "", "0.03", "2"],
-        ["cc_fedsgd", "0.2", "", "failed", "", "", "", "0.03", ""],
-        ["cc_fedsgd", "0.2", "20", "diverged", "5.00", "250", "", "0.3", "2"],
+        ["method", "server_lr", "local_lr", "rounds", "test score", "rounds/s", "useful samples/s",
+         "device", "seeds"],
+        ["cc_fedams", "0.01", "", "20", "0.7500", "5.00", "250", f"2 x {DEVICE}", ""],
+        ["cc_fedams", "0.01", "", "20", "diverged", "5.00", "250", "2 x cpu", ""],
+        ["cc_fedsgd", "0.1", "0.03", "20", score, *speed, "", "2"],
+        ["cc_fedsgd", "0.2", "0.03", "", "failed", "", "", "", ""],
+        ["cc_fedsgd", "0.2", "0.3", "20", "diverged", "5.00", "250", "", "2"],
     ]  # fmt: skip
     if kind == "latex":
         cells = [[cell.replace("_", r"\_") for cell in line] for line in cells]
-        cells[1][6] = r"2 x c\_p\{u\} \& 5\% \$ \# \textasciitilde{}"
+        cells[1][7] = r"2 x c\_p\{u\} \& 5\% \$ \# \textasciitilde{}"
     assert cells_of(capsys.readouterr().out, kind) == cells
+
+
+def test_runs_are_told_apart_by_the_settings_that_differ(tmp_path, capsys):
+    """Of alpha, seed and batch_size the last is the same; a sweep's settings have no seed."""
+    own = {"server": "cc_fedams", "server_lr": 0.01, "batch_size": 20}
+    for name, more in {"a": {"alpha": 0.1, "seed": 0}, "b": {"alpha": 1.0, "seed": 1}}.items():
+        path = tmp_path / name / run_config.CONFIG
+        make_run(tmp_path / name)
+        path.write_text(json.dumps(json.loads(path.read_text()) | own | more))
+    for seed in (0, 1):
+        varied = {"alpha": "0.1", "seed": str(seed)}
+        config = own | {"alpha": 0.1, "seed": seed}
+        record = results.Record(name_of(varied), varied, "finished", None, config, [row_of(0.5)])
+        results.write(tmp_path / "s", record)
+    assert table.main(["table", "--format=csv", *(str(tmp_path / name) for name in "abs")]) == 0
+    head, *rows = cells_of(capsys.readouterr().out, "csv")
+    assert head[:5] == ["method", "server_lr", "alpha", "seed", "rounds"]
+    assert [row[2:4] for row in rows] == [["0.1", "0"], ["1", "1"], ["0.1", ""]]
 
 
 def test_what_a_format_reserves_is_escaped():
