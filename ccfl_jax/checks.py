@@ -77,7 +77,7 @@ def check_known(
 def check_kind(name: str, value: Any, kind: Any, words: str) -> None:
     """Raises ValueError unless `value` is of this kind, which the message calls `words`."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name}: expected {words}, found {one_line(repr(value))}")
+        raise ValueError(f"{name}: expected {words}, found {one_line(repr(value), 80)}")
 
 
 def check_promotion() -> None:

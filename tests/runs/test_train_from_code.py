@@ -242,3 +242,5 @@ def test_a_task_and_callbacks_that_cannot_be_used_are_refused_before_training():
     one = callbacks.ToTarget("accuracy>=0.9")
     refused("callbacks: expected a list of functions, found ToTarget...", train, callbacks=one)
     refused("callbacks: expected functions, found 3", train, callbacks=[3])
+    text = refused("callbacks: expected functions, found {'x': ...", train, callbacks=[ARRAYS])
+    assert len(text) < 130  # of data the beginning alone
