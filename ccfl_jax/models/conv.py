@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax import lax
 
-from ccfl_jax.models.lowerings import band, conv2d, default_lowering, tile_width
+from ccfl_jax.models.lowerings import LOWERINGS, band, conv2d, default_lowering, tile_width
 
 # As `lowerings._MAX_COLUMNS`, for products with the batch in the last axis.
 _MAX_COLUMNS = 64
@@ -158,16 +158,17 @@ _block.defvjp(_forward, _backward)
 
 
 class Conv(nn.Module):
-    """`flax.linen.Conv` for images, in one of three lowerings (see `lowerings`).
+    """`flax.linen.Conv` for images, in one of five lowerings (see `lowerings`).
 
     Parameters (`kernel` [kh, kw, i, o], `bias` [o], float32), initialisers, dtype promotion and,
     up to rounding, results are those of `flax.linen.Conv` with the same arguments; the default
     padding differs: it is VALID. Input `[..., h, w, i]`. With SAME, output position `p` of
-    `ceil(h / sh)` is centred as in Flax. `lowering` is "xla", "shifted" or "banded"; None takes
-    that of `default_lowering`.
+    `ceil(h / sh)` is centred as in Flax. `lowering` is "xla", "shifted", "banded", or with strides
+    of 1 "tall" and, for kernels three wide, "winograd"; None takes that of `default_lowering`.
 
     Raises ValueError for `features` under 1, for a kernel size or strides that are not two whole
-    numbers of 1 or more, for another padding or lowering, and for an input smaller than the kernel.
+    numbers of 1 or more, for another padding or lowering, for a lowering that does not take them,
+    and for an input smaller than the kernel.
     """
 
     features: int
@@ -179,14 +180,14 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        _check(self)
         _check_pair(self, "strides", self.strides)
+        _check(self, self.strides)
         if self.padding not in ("VALID", "SAME"):
             raise ValueError(f"Conv: expected 'VALID', 'SAME', found padding {self.padding!r}")
         same = self.padding == "SAME"
         _check_input(self, x, (1, 1) if same else self.kernel_size)
         x, kernel, bias, leading = _prepare(self, x, self.use_bias)
-        lowering = self.lowering or default_lowering(kernel.shape, self.strides)
+        lowering = self.lowering or default_lowering(kernel.shape, self.strides, x.dtype)
         sizes = zip(x.shape[1:3], self.kernel_size, self.strides, strict=True)
         edges = [_same_edges(*size) if same else (0, 0) for size in sizes]
         y = conv2d(x, kernel, self.strides, edges, lowering)
@@ -210,11 +211,11 @@ class ConvReluPool(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        _check(self)
+        _check(self, (1, 1))
         kh, kw = self.kernel_size
         _check_input(self, x, (kh + 1, kw + 1))
         x, kernel, bias, leading = _prepare(self, x, True)
-        lowering = self.lowering or default_lowering(kernel.shape, (1, 1))
+        lowering = self.lowering or default_lowering(kernel.shape, (1, 1), x.dtype)
         if lowering == "banded":
             y = conv_relu_pool(x, kernel, bias)
         else:
@@ -223,14 +224,21 @@ class ConvReluPool(nn.Module):
         return y.reshape(*leading, *y.shape[1:])
 
 
-def _check(module):
+def _check(module, strides):
     name = type(module).__name__
     if module.features < 1:
         raise ValueError(f"{name}: expected features >= 1, found {module.features}")
     _check_pair(module, "kernel_size", module.kernel_size)
-    if module.lowering not in (None, "xla", "shifted", "banded"):
+    if module.lowering not in (None, *LOWERINGS):
+        names = ", ".join(map(repr, LOWERINGS))
+        raise ValueError(f"{name}: expected {names}, None, found lowering {module.lowering!r}")
+    if module.lowering in ("tall", "winograd") and (
+        tuple(strides) != (1, 1) or (module.lowering == "winograd" and module.kernel_size[1] != 3)
+    ):
         raise ValueError(
-            f"{name}: expected 'xla', 'shifted', 'banded', None, found lowering {module.lowering!r}"
+            f"{name}: expected strides (1, 1) with 'tall' and 'winograd' and a kernel 3 wide with "
+            f"'winograd', found lowering {module.lowering!r}, strides {tuple(strides)}, "
+            f"kernel_size {tuple(module.kernel_size)}"
         )
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ccfl_jax.models.conv import Conv
+from ccfl_jax.models.group_norm import GroupNorm
 
 
 class ResNet20(nn.Module):
@@ -113,5 +114,5 @@ def _conv(features: int, size: int, stride: int, lowering: str | None, name: str
     )
 
 
-def _norm(name: str) -> nn.GroupNorm:
-    return nn.GroupNorm(num_groups=2, name=name)
+def _norm(name: str) -> GroupNorm:
+    return GroupNorm(num_groups=2, name=name)

@@ -15,10 +15,10 @@ from same_function import assert_close, assert_same_function, normal, random_par
 from same_function import value_and_pullback as both_passes
 
 from ccfl_jax.models import Conv, ConvReluPool
-from ccfl_jax.models.lowerings import conv2d, default_lowering
+from ccfl_jax.models.lowerings import LOWERINGS, conv2d, default_lowering
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
-LOWERINGS = ("xla", "shifted", "banded")
+EVERYWHERE, TALL = ("xla", "shifted", "banded"), ("tall", "winograd")
 
 
 def slow(*case):
@@ -37,7 +37,7 @@ def flax_pooled(features, kernel_size):
     return lambda variables, x: nn.max_pool(nn.relu(conv(variables, x)), (2, 2), (2, 2))
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", EVERYWHERE)
 # Odd and even sizes, one and several tiles a row, rows and columns that no kernel reaches,
 # kernels larger than their input.
 @pytest.mark.parametrize(("shape", "features", "kernel_size", "strides", "padding"), [
@@ -97,7 +97,7 @@ def test_every_geometry_gives_the_formula(size, kernel_size, strides, edges):
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel_size, (1, 2))
     want = np.einsum("bpqiuv,uvio->bpqo", windows[:, :: strides[0], :: strides[1]], kernel)
     with jax.enable_x64(True):
-        found = jax.jit(lambda *args: [conv2d(*args, strides, edges, name) for name in LOWERINGS])
+        found = jax.jit(lambda *args: [conv2d(*args, strides, edges, name) for name in EVERYWHERE])
         for got in found(x, kernel):
             assert got.shape == want.shape and got.dtype == np.float64
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
@@ -105,7 +105,7 @@ def test_every_geometry_gives_the_formula(size, kernel_size, strides, edges):
 
 @pytest.mark.parametrize(("ours", "flax"), [
     *((Conv(5, (3, 2), (2, 2), "SAME", use_bias=False, lowering=name),
-       flax_conv(5, (3, 2), (2, 2), "SAME", use_bias=False)) for name in LOWERINGS),
+       flax_conv(5, (3, 2), (2, 2), "SAME", use_bias=False)) for name in EVERYWHERE),
     (ConvReluPool(5, (3, 2), "banded"), flax_pooled(5, (3, 2))),
 ])  # fmt: skip
 def test_float64_and_no_bias_equal_flax_with_gradients(x64, ours, flax):
@@ -142,8 +142,9 @@ def test_ties_go_to_the_first_as_in_xla(seed):
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_bfloat16_is_kept(lowering):
-    conv = Conv(8, (2, 3), (2, 2), "SAME", lowering=lowering)
-    flax = flax_conv(8, (2, 3), (2, 2), "SAME")
+    strides = (1, 1) if lowering in TALL else (2, 2)
+    conv = Conv(8, (2, 3), strides, "SAME", lowering=lowering)
+    flax = flax_conv(8, (2, 3), strides, "SAME")
     assert_integers_equal(conv.apply, flax, 0, jnp.bfloat16)
     if lowering == "banded":
         assert_integers_equal(BLOCK.apply, flax_pooled(8, (2, 3)), 0, jnp.bfloat16)
@@ -157,7 +158,8 @@ def test_a_nan_stays_in_the_windows_that_hold_it():
 
 
 @pytest.mark.parametrize("model", [
-    *(Conv(4, (3, 3), (2, 1), "SAME", lowering=lowering) for lowering in LOWERINGS),
+    *(Conv(4, (3, 3), (2, 1), "SAME", lowering=lowering) for lowering in EVERYWHERE),
+    *(Conv(4, (3, 3), padding="SAME", lowering=lowering) for lowering in TALL),
     ConvReluPool(4, (3, 3)),
 ])  # fmt: skip
 def test_vmap_over_parameters_equals_a_loop_over_clients(model):
@@ -197,27 +199,34 @@ def traced(model, channels):
 @pytest.mark.parametrize("module", [Conv, ConvReluPool])
 def test_a_named_lowering_is_taken(module):
     programs = [traced(module(16, (3, 3), lowering=lowering), 16) for lowering in LOWERINGS]
-    assert ["conv_general_dilated" in program for program in programs] == [True, False, False]
-    assert len(set(programs)) == 3
-    assert traced(module(16, (3, 3)), 16) == programs[2]  # the default for 16 channels
+    found = ["conv_general_dilated" in program for program in programs]
+    assert found == [True, False, False, True, True]
+    assert len(set(programs)) == 5
+    assert traced(module(16, (3, 3)), 16) == programs[3]  # the default for 16 channels
+    assert traced(module(32, (3, 3)), 3) == traced(module(32, (3, 3), lowering="banded"), 3)
 
 
 def test_the_default_is_that_of_the_table():
     """For one client, within a tenth of the fastest, of every row in the docstring."""
-    row = r"^\s+\d+ +(\d+) -> +(\d+), (\d) x \d, (\d) +([\d. ]+)$"
+    row = r"^\s+\d+ +(\d+) -> +(\d+), (\d) x \d, (\d) +([-\d. ]+)$"
     rows = re.findall(row, default_lowering.__doc__, re.MULTILINE)
-    assert len(rows) == 14
+    assert len(rows) == 18
     for channels, features, size, stride, times in rows:
         kernel = (int(size), int(size), int(channels), int(features))
-        times = dict(zip(LOWERINGS, map(float, times.split()[:3]), strict=True))
-        chosen = default_lowering(kernel, (int(stride), int(stride)))
+        one = zip(LOWERINGS, times.split()[:5], strict=True)
+        times = {name: float(time) for name, time in one if time != "-"}
+        chosen = default_lowering(kernel, (int(stride), int(stride)), np.float32)
         assert times[chosen] <= 1.1 * min(times.values()), kernel
 
 
 IMAGE = (1, 8, 8, 1)
 PADDING = "expected 'VALID', 'SAME', found padding"
 PAIR = "expected two integers >= 1, found"
-LOWERING = "expected 'xla', 'shifted', 'banded', None, found lowering"
+LOWERING = "expected 'xla', 'shifted', 'banded', 'tall', 'winograd', None, found lowering"
+NOT_TALL = (
+    "expected strides (1, 1) with 'tall' and 'winograd' and a kernel 3 wide with 'winograd', "
+    "found lowering {!r}, strides {}, kernel_size {}"
+)
 SIZE = "expected [..., h, w, channels] with h >= {} and w >= {}, found input shape {}"
 
 
@@ -231,6 +240,8 @@ SIZE = "expected [..., h, w, channels] with h >= {} and w >= {}, found input sha
     (Conv(2, (3, 3), 2), IMAGE, f"{PAIR} strides 2"),
     (Conv(2, (3, 3), (1,)), IMAGE, f"{PAIR} strides (1,)"),
     (Conv(2, (3, 3), lowering=""), IMAGE, f"{LOWERING} ''"),
+    (Conv(2, (3, 3), (1, 2), lowering="tall"), IMAGE, NOT_TALL.format("tall", (1, 2), (3, 3))),
+    (ConvReluPool(2, (3, 5), "winograd"), IMAGE, NOT_TALL.format("winograd", (1, 1), (3, 5))),
     (Conv(0, (3, 3)), IMAGE, "expected features >= 1, found 0"),
     (ConvReluPool(2, (3, 5)), (1, 8, 5, 1), SIZE.format(4, 6, (1, 8, 5, 1))),
     (ConvReluPool(2, (3, 5)), (8, 8), SIZE.format(4, 6, (8, 8))),

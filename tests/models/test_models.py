@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 from refusal import refused
-from same_function import assert_same_function, normal, random_params
+from same_function import assert_close, assert_same_function, normal, random_params
+from same_function import value_and_pullback as both_passes
 
 import ccfl_jax as ccfl
 from ccfl_jax.models import (
@@ -22,6 +23,7 @@ from ccfl_jax.models import (
     ResNet20,
     TagLogistic,
 )
+from ccfl_jax.models.group_norm import GroupNorm
 from ccfl_jax.models.resnet import _features
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -139,6 +141,37 @@ def test_convolutional_networks_are_those_of_flax(model, flax, shape):
     assert_same_function(model.apply, flax.apply, random_params(flax, x), x)
 
 
+@pytest.mark.parametrize(("shape", "groups", "dtype", "tolerance"), [
+    ((3, 4, 5, 6), 2, np.float32, 1e-5),
+    ((2, 3, 4), 4, np.float32, 1e-5),
+    ((3, 4, 5, 6), 3, np.float64, 1e-13),
+])  # fmt: skip
+def test_group_norm_is_that_of_flax_with_gradients(shape, groups, dtype, tolerance):
+    with jax.enable_x64(dtype == np.float64):
+        ours, flax = GroupNorm(groups), nn.GroupNorm(groups)
+        x = 2 * normal(shape, 3, dtype=dtype) + 1
+        assert_same_function(ours.apply, flax.apply, random_params(flax, x, dtype), x, tolerance)
+
+
+def test_group_norm_of_images_without_variance_is_that_of_flax():
+    """1024 is exact in every sum, so the variance is 0 and nothing passes through it."""
+    x = jnp.full((2, 4, 4, 4), 1024.0)
+    variables = random_params(nn.GroupNorm(2), x)
+    weight = normal(x.shape, 5)
+    got, want = (
+        both_passes(norm(2).apply, variables, x, weight) for norm in (GroupNorm, nn.GroupNorm)
+    )
+    assert_close(got, want, 1e-5)
+
+
+def test_group_norm_computes_in_float32_and_keeps_bfloat16():
+    x = normal((2, 3, 3, 4), 3).astype(jnp.bfloat16)
+    variables = random_params(nn.GroupNorm(2), x, jnp.bfloat16)
+    got, want = (norm(2).apply(variables, x) for norm in (GroupNorm, nn.GroupNorm))
+    assert got.dtype == want.dtype == jnp.bfloat16
+    assert_close(got.astype(np.float32), want.astype(np.float32), 2**-8)
+
+
 @pytest.mark.slow
 def test_every_parameter_of_resnet20_has_a_gradient():
     x = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
@@ -208,6 +241,7 @@ CLASSES = "expected num_classes >= 1, found 0"
     (MLP(), (4,), "expected [b, ...], found input shape (4,)"),
     (Logistic(0), (1, 4), CLASSES),
     (Logistic(2), (4,), "expected [b, ...], found input shape (4,)"),
+    (GroupNorm(3), (1, 2, 4), "expected num_groups that divides 4 features, found 3"),
     (ResNet18(0), CIFAR, CLASSES),
     (ResNet20(0), CIFAR, CLASSES),
     (ResNet18(), CIFAR[1:], "expected [b, h, w, channels], found input shape (32, 32, 3)"),
