@@ -4,6 +4,7 @@ Trials that train together have a folder in `underway/`, which is removed once t
 written: `trials.json` has their names and digests of settings, the rest is as in a run's folder.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -29,8 +30,8 @@ def groups(folder: str | os.PathLike, digests: Mapping[str, str]) -> list[list[s
         ValueError: for a trial with other settings, and for a file that cannot be read.
     """
     found = []
-    for path in _lists(folder):
-        kept = {name: digest for name, digest in _read(path).items() if name in digests}
+    for path, every in _lists(folder):
+        kept = {name: digest for name, digest in every.items() if name in digests}
         for name, digest in kept.items():
             if digest != digests[name]:
                 raise ValueError(f"{path}: expected the settings of {name!r}, found others")
@@ -40,8 +41,8 @@ def groups(folder: str | os.PathLike, digests: Mapping[str, str]) -> list[list[s
 
 def place(folder: str | os.PathLike, digests: Mapping[str, str]) -> Path:
     """The folder of these trials: the one they have, or a new one."""
-    for path in _lists(folder):
-        if digests.keys() <= _read(path).keys():
+    for path, every in _lists(folder):
+        if digests.keys() <= every.keys():
             return path.parent
     path = Path(folder) / UNDERWAY / file_of(next(iter(digests)))
     path.mkdir(parents=True, exist_ok=True)
@@ -52,12 +53,21 @@ def place(folder: str | os.PathLike, digests: Mapping[str, str]) -> Path:
 def remove(path: Path) -> None:
     """Removes the folder of trials that are done."""
     shutil.rmtree(path)
-    if not any(path.parent.iterdir()):
-        path.parent.rmdir()
 
 
-def _lists(folder: str | os.PathLike) -> list[Path]:
-    return sorted((Path(folder) / UNDERWAY).glob(f"*/{_LIST}"))
+def remove_all(folder: str | os.PathLike) -> None:
+    """Removes what is left where no trial is unfinished; after all of a sweep's processes."""
+    with contextlib.suppress(OSError):  # it is not empty, or not there
+        (Path(folder) / UNDERWAY).rmdir()
+
+
+def _lists(folder: str | os.PathLike) -> list[tuple[Path, dict[str, str]]]:
+    """Each list of unfinished trials: its file, and what it holds."""
+    found = []
+    for path in sorted((Path(folder) / UNDERWAY).glob(f"*/{_LIST}")):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            found.append((path, _read(path)))
+    return found
 
 
 def _read(path: Path) -> dict[str, str]:
