@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         folder = Path(out_dir or "runs")
         if out_dir is None or name == "all":
             folder /= f"reproduce-{known}"
-        codes.append(reproduction.reproduce(preset, grid, options.seeds, folder))
+        codes.append(reproduction.reproduce(preset, grid, options.seeds, folder, options.cluster))
     return max(codes)
 
 

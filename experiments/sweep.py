@@ -32,7 +32,8 @@ def main(argv: list[str]) -> int:
 
     from .sweeps import results, runner, selection
 
-    done = runner.run(given.trials, given.out_dir, given.memory, given.overwrite, given.flags)
+    own = given.memory, given.overwrite, given.flags, given.cluster
+    done = runner.run(given.trials, given.out_dir, *own)
     folder, choices = Path(given.out_dir), selection.choices(done)
     results.write_table(folder / results.RESULTS, done)
     summary = {"choices": selection.as_json(choices), "settings": selection.scores(done)}

@@ -14,7 +14,7 @@ from ..figures import canvas, curves
 from ..schedules import make
 from ..sweeps import results, runner, selection, tables
 from ..sweeps.results import Record
-from ..training import devices, intervals, parts, tasks
+from ..training import intervals, parts, tasks
 from . import plan as planning
 from . import scores
 from .plan import Plan
@@ -28,21 +28,22 @@ def compare(plan: Plan) -> int:
     worlds = plan.options.worlds.split(",")
     grids = {world: planning.tuning(plan, world) for world in worlds}  # refused before any work
     first = next(iter(grids[worlds[0]].values())).config
-    devices.start(first)  # before JAX makes its own
+    runner.start(first, plan.options.cluster)  # before JAX makes its own devices
     _check_target(plan, first)
     for world in worlds:
         print(f"\nworld     {world}")
         for line in schedules(plan, world):
             print(line)
         folder = plan.folder / world
-        tried = runner.run(grids[world], folder / "tuning")
+        tried = runner.run(grids[world], folder / "tuning", cluster=plan.options.cluster)
         choices = _choices(tried)
         for method, members in selection.by_method(tried).items():
             print(f"best      {method}: {_line(choices[method], members)}")
         chosen = [one.varied for one in choices.values() if one is not None]
         trials = planning.final(plan, world, chosen)
         results.carry_over(tried, trials, folder / "final")
-        final = runner.run(trials, folder / "final") if trials else []
+        own = plan.options.cluster
+        final = runner.run(trials, folder / "final", cluster=own) if trials else []
         own = scores.table(final, plan.target)
         rows += [{"world": world, **row} for row in own]
         print(tables.as_markdown(own))

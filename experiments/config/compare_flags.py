@@ -9,6 +9,7 @@ from . import expression
 from . import flag as tables
 from .flag import Domain, flag, one_of, whole
 from .methods import METHODS
+from .sweep_flags import cluster
 
 _GROUP = "Comparison"
 _TASKS = ["--world=clock", "--step=log_normal(0,1,60)", "--concurrency=20"]
@@ -93,6 +94,7 @@ class Options:
         whole(1), None, "rounds of those trials; unset: as of the others", _GROUP
     )
     seeds: int = flag(whole(1, 1000), 3, "runs of each chosen setting", _GROUP)
+    cluster: str | None = cluster(_GROUP)
 
 
 COMPARE = tables.table(Options)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from . import flag as flags
 from .flag import flag, one_of, whole
+from .sweep_flags import cluster
 
 _GROUP = "Reproduction"
 
@@ -25,6 +26,7 @@ class Options:
         whole(1), None, "rounds of the trials of the grid; unset: as of the others", _GROUP
     )
     seeds: int = flag(whole(1, 1000), 3, "runs of each chosen setting", _GROUP)
+    cluster: str | None = cluster(_GROUP)
 
 
 REPRODUCE = flags.table(Options)

@@ -3,21 +3,40 @@
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from absl.flags import DEFINE_string
+
 from . import flag as flags
 from . import sweep_file
 from .expression import split
-from .flag import PATH, POSITIVE, Given, flag
+from .flag import PATH, POSITIVE, Domain, Given, flag
 from .run_flags import RUN, Config, resolve
 from .settings import DECIDING
 
 _MOST_TRIALS = 10_000
 _LONGEST = 240  # of a file's name, in characters
+
+
+_CLUSTER = Domain(
+    DEFINE_string,
+    "auto, local:N or HOST:PORT",
+    lambda v: re.fullmatch(r"auto|local:[1-9]\d{0,3}|(?!local:)[^\s/]+:\d{1,5}", v) is not None,
+)
+
+
+def cluster(section: str) -> Any:
+    """A field of a table: the flag of that name, of commands that train many trials."""
+    known = (
+        "workers of Ray that train the trials, each on one core or GPU, or --devices of them; "
+        "auto: of the cluster that runs; local:N: N here; unset: this process trains"
+    )
+    return flag(_CLUSTER, None, known, section)
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,7 @@ class Options:
         "CPU each device trains one trial at a time",
         "Sweep",
     )
+    cluster: str | None = cluster("Sweep")
 
 
 SWEEP = flags.table(Options)
@@ -65,6 +85,7 @@ class Sweep(NamedTuple):
         out_dir: the sweep's folder.
         memory: bytes of a device for trials that train together, or None.
         overwrite: whether to remove an earlier sweep in `out_dir` first.
+        cluster: whose workers train, or None.
         flags: those given, for `sweep_file.resumed`.
     """
 
@@ -72,6 +93,7 @@ class Sweep(NamedTuple):
     out_dir: str
     memory: float | None
     overwrite: bool
+    cluster: str | None
     flags: dict[str, dict[str, Any]]
 
 
@@ -137,6 +159,7 @@ def _sweep(given: Given) -> Sweep:
         given.values["out_dir"],
         None if memory is None else memory * 1e6,
         given.values["overwrite"],
+        given.values["cluster"],
         sweep_file.flags_of(given),
     )
 

@@ -16,7 +16,9 @@ from . import claims, presets
 from .presets import Preset
 
 
-def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path) -> int:
+def reproduce(
+    preset: Preset, grid: Trials, seeds: int, folder: Path, cluster: str | None = None
+) -> int:
     """Trains the remaining trials, draws and judges; returns the exit code.
 
     Args:
@@ -24,9 +26,10 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path) -> int:
         grid: the trials by which rates are chosen.
         seeds: runs of each chosen setting.
         folder: of the experiment.
+        cluster: whose workers train, or None.
     """
     print(f"\n{preset.name}: {preset.title}")
-    tried = runner.run(grid, folder / "grid")
+    tried = runner.run(grid, folder / "grid", cluster=cluster)
     choices = {
         server: choice._replace(on_edge=_edges(choice, grid))
         for server, choice in selection.choices(tried).items()
@@ -36,7 +39,7 @@ def reproduce(preset: Preset, grid: Trials, seeds: int, folder: Path) -> int:
         print(f"best      {server}: {selection.line(choice)}{edge}")
     trials = _final_trials(preset, choices, seeds)
     results.carry_over(tried, trials, folder / "final")
-    final = runner.run(trials, folder / "final") if trials else []
+    final = runner.run(trials, folder / "final", cluster=cluster) if trials else []
     canvas.drawn(folder, partial(_draw, preset, final, folder))
     verdicts = claims.judge(preset, final)
     for one in verdicts:

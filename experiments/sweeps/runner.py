@@ -5,17 +5,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from ccfl_jax.io import files as folders
 from ccfl_jax.runs import provenance, run_config, train_loop
 from ccfl_jax.runs.train_loop import Watch
 
 from ..config import output
-from ..config.command import DIVERGED, DONE, FAILED
+from ..config.command import DIVERGED, DONE, FAILED, Stopped
+from ..config.run_flags import Config
 from ..config.sweep_file import SWEEP_FILE
 from ..config.sweep_flags import Trials, named
 from ..training import devices, journal, method
 from ..training.signals import on_signals
-from . import results, trial_checkpoints, trial_group, trial_training
+from . import ray_driver, results, trial_checkpoints, trial_group, trial_training
 from .results import Record
 from .trial_training import Material, Sweep
 
@@ -26,12 +29,25 @@ def exit_code(done: Sequence[Record]) -> int:
     return FAILED if "failed" in statuses else DIVERGED if "diverged" in statuses else DONE
 
 
+def start(config: Config, cluster: str | None) -> Mesh:
+    """The devices of this process: those that train or, with a cluster, one of a CPU.
+
+    Raises:
+        ValueError, OSError, ImportError: for devices or a cluster that cannot be used.
+    """
+    if cluster is None:
+        return devices.start(config)
+    ray_driver.connect(cluster, config)  # before JAX has threads: it forks
+    return devices.start_driver(config)
+
+
 def run(
     trials: Trials,
     folder: str | os.PathLike,
     memory: float | None = None,
     overwrite: bool = False,
     flags: Mapping[str, Any] | None = None,
+    cluster: str | None = None,
 ) -> list[Record]:
     """Trains the trials without a record in `folder`; returns the records of all.
 
@@ -44,14 +60,16 @@ def run(
             accelerator's. On a CPU each device trains one at a time.
         overwrite: whether to remove an earlier sweep in `folder` first.
         flags: written to `folder` before training, to resume from; None: nothing is.
+        cluster: whose workers train, as the flag `--cluster`; None: this process does.
 
     Raises:
         ValueError, OSError: for a folder in use or with other trials of these names, and for data
             that cannot be read, if all trials share them.
+        ImportError, RuntimeError: for a cluster that cannot be used.
         Stopped: after a signal, when everything is saved.
     """
     configs = [trial.config for trial in trials.values()]
-    made = trial_training.material(devices.start(configs[0]))
+    made = trial_training.material(start(configs[0], cluster))
     for trial in trials.values():
         with named(trial.varied):
             method.check(trial.config)
@@ -61,7 +79,7 @@ def run(
             folders.check_unused(folder, results.FILES)
             folders.clear(folder, results.FILES)
         with on_signals() as stop_requested:
-            return _run(trials, Path(folder), made, memory, flags, stop_requested)
+            return _run(trials, Path(folder), made, memory, flags, stop_requested, cluster)
     finally:
         trial_checkpoints.remove_all(folder)
         lock.release()
@@ -74,6 +92,7 @@ def _run(
     memory: float | None,
     flags: Mapping[str, Any] | None,
     stop_requested: Callable[[], bool],
+    cluster: str | None,
 ) -> list[Record]:
     done = results.read(folder, trials)
     left = {name: trial for name, trial in trials.items() if name not in done}
@@ -95,9 +114,11 @@ def _run(
         is_due = trial_training.saved_by_the_minute(config)
         watch = Watch(stop_requested, is_due, bar, lambda progress: None)
         sweep, groups = Sweep(folder, begun, memory, watch), _groups(trials, left, made)
-        for one in _train(groups, made, sweep):
+        for one in _train(groups, made, sweep, cluster):
             done[one.name] = one
             output.say(f"trial     {results.line(one)}")
+    if len(done) < len(trials):
+        raise Stopped("the same command continues")
     return [done[name] for name in trials]
 
 
@@ -115,7 +136,12 @@ def _groups(trials: Trials, left: Trials, made: Material) -> list[tuple[Trials, 
     return groups
 
 
-def _train(groups: list[tuple[Trials, int]], made: Material, sweep: Sweep) -> Iterator[Record]:
-    """Trains in this process."""
+def _train(
+    groups: list[tuple[Trials, int]], made: Material, sweep: Sweep, cluster: str | None
+) -> Iterator[Record]:
+    """Trains in this process or, with a cluster, on its workers."""
+    if cluster is not None:
+        yield from ray_driver.train(groups, sweep, cluster)
+        return
     for members, history in groups:
         yield from trial_training.train(members, history, made, sweep)

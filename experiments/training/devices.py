@@ -1,6 +1,7 @@
 """Processes and devices of a run, and the cache of programs compiled for them."""
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import platform
@@ -40,6 +41,18 @@ def start(config: Config) -> Mesh:
     return mesh(config.devices)
 
 
+def start_worker(config: Config) -> Mesh:
+    """The devices of a process beside others, which have the other cores."""
+    _stay_on_one_core()
+    return start(config)
+
+
+def start_driver(config: Config) -> Mesh:
+    """The one CPU device of a process whose workers train."""
+    jax.config.update("jax_platforms", "cpu")
+    return start(dataclasses.replace(config, devices=1))
+
+
 def make_host_devices(count: int | None) -> None:
     """Sets JAX's number of devices on a CPU, by default one per core that the process may use.
 
@@ -53,9 +66,8 @@ def make_host_devices(count: int | None) -> None:
     # Fails once JAX has started, as in a test: it keeps its devices then.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", wanted)
-        # First, so that the user's flags win; once, as the cache finds programs by all flags.
-        if wanted > 1 and not given.startswith(_ON_ONE_CORE):
-            os.environ["XLA_FLAGS"] = f"{_ON_ONE_CORE} {given}".strip()
+        if wanted > 1:
+            _stay_on_one_core()
 
 
 def mesh(count: int | None) -> Mesh:
@@ -96,6 +108,14 @@ def put(tree: Any, mesh: Mesh) -> Any:
         return jax.make_array_from_callback(own.shape, everywhere, lambda index: own[index])
 
     return jax.tree.map(shared, tree)
+
+
+def _stay_on_one_core() -> None:
+    """Keeps each host device's operations on one core, before JAX has started."""
+    given = os.environ.get("XLA_FLAGS", "")
+    # First, so that the user's flags win; once, as the cache finds programs by all flags.
+    if not given.startswith(_ON_ONE_CORE):
+        os.environ["XLA_FLAGS"] = f"{_ON_ONE_CORE} {given}".strip()
 
 
 def _cores() -> int:
