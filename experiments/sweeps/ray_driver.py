@@ -53,6 +53,7 @@ def connect(cluster: str, config: Config) -> None:
         if local := _local(cluster):  # one of its own, with little memory for objects
             known = {"address": "local", "num_cpus": local * (config.devices or 1)}
             known |= {"include_dashboard": False, "object_store_memory": 80 * 2**20}
+            os.environ.setdefault("RAY_worker_niceness", "0")  # as a sweep without it; Ray's is 15
         try:
             if not local and cluster != "auto":  # Ray itself tries for minutes
                 host, _, port = cluster.rpartition(":")

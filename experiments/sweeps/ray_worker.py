@@ -89,10 +89,9 @@ class Worker:
                 f"another {setting.here / setting.folder} on {host}"
             )
         os.chdir(setting.here)
-        if setting.platform == "CPU":
-            jax.config.update("jax_platforms", "cpu")
-        mesh = devices.start_worker(setting.config)
-        if setting.platform == "GPU" and jax.default_backend() == "cpu":
+        on_cpu = setting.platform == "CPU"
+        mesh = (devices.start_worker if on_cpu else devices.start)(setting.config)
+        if not on_cpu and jax.default_backend() == "cpu":
             raise ValueError(
                 f"--cluster: expected JAX for GPUs, or JAX_PLATFORMS=cpu, found a CPU on {host}"
             )

@@ -42,7 +42,9 @@ def start(config: Config) -> Mesh:
 
 
 def start_worker(config: Config) -> Mesh:
-    """The devices of a process beside others, which have the other cores."""
+    """`config.devices` CPU devices of a process beside others, which have the other cores."""
+    jax.config.update("jax_platforms", "cpu")
+    os.environ.setdefault("PJRT_NPROC", str(config.devices))  # threads, else one for every core
     _stay_on_one_core()
     return start(config)
 

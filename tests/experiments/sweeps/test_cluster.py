@@ -191,7 +191,8 @@ def test_no_part_begins_after_a_stop(hand_out, tmp_path):
 def setting(tmp_path, monkeypatch):
     """Of a worker in this process, whose sweep has the lock of its folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XLA_FLAGS", "")  # which a worker sets
+    monkeypatch.setenv("XLA_FLAGS", "")  # a worker sets both
+    monkeypatch.setenv("PJRT_NPROC", "1")
     trials = trials_of("a")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / LOCK).write_text("process 1 on x")
