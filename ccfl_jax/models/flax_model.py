@@ -48,7 +48,10 @@ def functions(
     if not (isinstance(input_shape, Sequence) and all(map(is_whole, input_shape))):
         raise ValueError(f"input_shape: expected integers, as (28, 28, 1), found {input_shape!r}")
     example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
-    with _explained("evaluation"):
+    samples = f"{example.dtype} {list(example.shape)}"
+    if jnp.issubdtype(dtype, jnp.floating):
+        samples += ", or for token ids next_token_task"
+    with _explained("evaluation", samples):
         init, exact, silent = (_linen if isinstance(model, linen.Module) else _nnx)(model, example)
         params = jax.eval_shape(init, jax.random.key(0))
 
@@ -61,9 +64,9 @@ def functions(
         run = jax.make_jaxpr(lambda params, x: apply(params, x, key), return_shape=True)
         return run(params, example)
 
-    with _explained("evaluation"):
+    with _explained("evaluation", samples):
         evaluation, logits = trace(None)
-    with _explained("training"):
+    with _explained("training", samples):
         training, _ = trace(jax.random.key(0))
         layers = silent(params)
     found = logits.shape if hasattr(logits, "shape") else f"a {type(logits).__name__}"
@@ -77,8 +80,8 @@ def functions(
 
 
 @contextlib.contextmanager
-def _explained(place: str) -> Iterator[None]:
-    """Errors of a model in one line; `place`: what it is called for."""
+def _explained(place: str, samples: str) -> Iterator[None]:
+    """Errors of a model in one line; `place`: what it is called for, with which `samples`."""
     try:
         yield
     except errors.InvalidRngError as error:
@@ -93,8 +96,8 @@ def _explained(place: str) -> Iterator[None]:
             raise
         reason = one_line(" ".join(f"{type(error).__name__}: {error}".split()), 200)
         raise ValueError(
-            f"model: expected one that can be called with samples ({_TOLD}), found in {place} "
-            f"{reason}"
+            f"model: expected one that can be called with {samples} ({_TOLD}), "
+            f"found in {place} {reason}"
         ) from error
 
 

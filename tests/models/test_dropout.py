@@ -116,7 +116,10 @@ class Noisy(nn.Module):
 
 
 NONE = "model: expected dropout in training (a model is told that it trains by ...), found none by"
-CALLED = "model: expected one that can be called with samples (...), found in"
+CALLED = (
+    "model: expected one that can be called with float32 [2, 4], or for token ids next_token_task "
+    "(...), found in"
+)
 ATTENTION = nn.MultiHeadDotProductAttention(2, dropout_rate=0.5)
 
 
