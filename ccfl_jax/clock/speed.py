@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from ccfl_jax.checks import check_number, check_seed, check_whole, unmasked
 
@@ -273,6 +272,8 @@ def correlated_work(
         ValueError: for a client without a row of `standing`, most_work outside 1..2**31-1, or a
             correlation outside [-1, 1].
     """
+    from scipy.special import ndtr, ndtri  # takes half a second, which few need
+
     check_whole("most_work", most_work, 1, 2**31 - 1)
     check_number("correlation", correlation, -1.0, 1.0)
     clients, standing = unmasked("clients", clients), unmasked("standing", standing)
