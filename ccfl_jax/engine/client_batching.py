@@ -72,8 +72,9 @@ def add_up(
         devices = 1 if mesh is None else mesh.size
         parameters = optax.tree.size(state.params)
         one = partial(visit, state, data), jax.tree.map(lambda a: a[0], slots)
-        shape = parameters, len(steps), devices, load_balancing.is_recurrent(*one)
-        lanes = load_balancing.lanes(jax.default_backend(), *shape)
+        recurrent = partial(load_balancing.is_recurrent, *one)
+        shape = parameters, len(steps), devices
+        lanes = load_balancing.lanes(jax.default_backend(), *shape, recurrent)
     groups, costs = load_balancing.groups(steps, min(lanes, len(steps)))
     # Slots bring their memories: read within the loop, XLA would copy all of them in every round.
     world = (groups, slots, state._replace(clients=()), data)

@@ -15,7 +15,13 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 _ON_CPU, _ON_ACCELERATOR = (50_000, 32), (2**28, None)
 
 
-def lanes(backend: str, parameters: int, slots: int, devices: int, recurrent: bool = False) -> int:
+def lanes(
+    backend: str,
+    parameters: int,
+    slots: int,
+    devices: int,
+    recurrent: Callable[[], bool] = lambda: False,
+) -> int:
     """The default number of clients that advance together on a device.
 
     As many as have 50,000 parameters together on a CPU or 2**28 (1 GiB) on an accelerator, at
@@ -45,11 +51,11 @@ def lanes(backend: str, parameters: int, slots: int, devices: int, recurrent: bo
     A round needs about four models a lane of memory beside the state. The accelerators' number is
     derived from that, not measured: 80 GB hold it many times.
     """
-    if recurrent and backend == "cpu":
-        return 1
     share = -(-slots // devices)
     together, most = _ON_CPU if backend == "cpu" else _ON_ACCELERATOR
-    return max(1, min(together // max(parameters, 1), share, most or share))
+    found = max(1, min(together // max(parameters, 1), share, most or share))
+    # Asked only where it matters: the answer takes a trace of the visit.
+    return 1 if found > 1 and backend == "cpu" and recurrent() else found
 
 
 def is_recurrent(visit: Callable, *args: Any) -> bool:

@@ -116,7 +116,7 @@ def group(
     first = partial(parts.first_state, config, task_data.task, history)
     # One after the other: XLA for CPUs may wait for ever for batched decompositions, those of
     # orthogonal initialisers of recurrent models.
-    first_states = jax.jit(lambda *each: jax.lax.map(lambda own: first(*own), each))
+    first_states = devices.compiled_quickly(lambda *own: jax.lax.map(lambda one: first(*one), own))
     round_at = parts.round_at(config, task_data.task, task_data.num_classes, None)
     return Group(config, history, schedule, round_at, first_states, task_data)
 

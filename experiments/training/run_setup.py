@@ -150,7 +150,7 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     tasks.check_samples(config.dataset, task, train, test, validation)
     tasks.check_labels(config, classes)
     # As one program, which the compilation cache keeps, and not op by op.
-    first_state = jax.jit(partial(parts.first_state, config, task, history))
+    first_state = devices.compiled_quickly(partial(parts.first_state, config, task, history))
     keys = map(jax.random.key, (config.seed, config.seed_of("init")))
     state = first_state(method.numbers(config), *keys)
     intervals.check_target(config, task, test)

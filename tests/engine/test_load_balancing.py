@@ -54,8 +54,13 @@ def test_longest_first_by_hand(costs, shares):
 
 
 def test_a_recurrent_model_has_one_lane_on_a_cpu():
-    assert load_balancing.lanes("cpu", 610, 1000, 2, recurrent=True) == 1
-    assert load_balancing.lanes("gpu", 610, 1000, 2, recurrent=True) == 500
+    assert load_balancing.lanes("cpu", 610, 1000, 2, recurrent=lambda: True) == 1
+    assert load_balancing.lanes("gpu", 610, 1000, 2, recurrent=lambda: True) == 500
+
+
+@pytest.mark.parametrize("shape", [("cpu", 44_426, 1000, 2), ("gpu", 610, 1000, 2)])
+def test_a_visit_is_not_traced_where_its_loops_decide_nothing(shape):
+    load_balancing.lanes(*shape, recurrent=lambda: pytest.fail("traced"))
 
 
 def loop(body, times):
