@@ -130,17 +130,23 @@ def faults(arrays: Mapping[str, Array], labels: Labels = ()) -> Iterator[str]:
         if isinstance(array, np.memmap):
             continue
         if jnp.issubdtype(array.dtype, jnp.inexact):
-            isfinite = jnp.isfinite if isinstance(array, jax.Array) else np.isfinite
-            yield from _faulty(name, ~isfinite(array), "finite numbers", "nan or inf")
+            isfinite = _isfinite if isinstance(array, jax.Array) else np.isfinite
+            yield from _faulty(name, ~np.asarray(isfinite(array)), "finite numbers", "nan or inf")
         elif name in ranges:
             (least, most), own = ranges[name], np.asarray(array)
             outside = (own < least) | (own > most)
             yield from _faulty(name, outside, f"labels from {least} to {most}", "others")
 
 
-def _faulty(name: str, bad: Array, expected: str, found: str) -> Iterator[str]:
+@jax.jit
+def _isfinite(array: jax.Array) -> jax.Array:
+    """Whether the numbers of each row are finite, bool `[N]`; only this leaves the device."""
+    return jnp.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+
+
+def _faulty(name: str, bad: np.ndarray, expected: str, found: str) -> Iterator[str]:
     """A line where any of `bad`, bool `[N, ...]`, is True."""
-    rows = np.flatnonzero(np.asarray(bad.reshape(len(bad), -1).any(axis=1))) if bad.size else bad
+    rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)) if bad.size else bad
     if rows.size:
         yield (
             f"array {name!r}: expected {expected}, found {rows.size} rows with {found}, the first "

@@ -71,7 +71,7 @@ def run_rounds(
         memory_plan.check_rows(schedule.rows, schedule.recall, len(memories[0]), len(data))
     slots, rounds = padded(schedule)
     run = compiled(loop, function, donate_argnums=(1,) if donate else ())
-    state, infos = run(given, state, slots, jnp.asarray(rounds, jnp.int32), data)
+    state, infos = run(given, state, slots, np.int32(rounds), data)
     # A copy: a view would keep the padding in memory as long as the infos.
     infos = jax.tree.map(lambda a: np.array(np.asarray(a)[:rounds]), infos)
     warn_of_nobody(infos.present)
@@ -169,7 +169,7 @@ def check_newest(state: State) -> None:
     """
     own = state.history, state.params, state.round
     one = _are_all_newest if np.ndim(state.round) else _is_newest
-    if not np.all(one(own)):
+    if not np.asarray(one(own)).all():
         raise ValueError(
             "state: expected params that are the newest model of its history, found others "
             "(init_state(..., params=) starts from a model of one's own)"

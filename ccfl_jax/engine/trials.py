@@ -81,7 +81,7 @@ def run_trials(
     slots, (rounds, *_) = zip(*map(padded, schedules), strict=True)
     function, given = taken_apart(round_fn)
     own: dict[str, Any] = {"given": given}
-    common = {"arrays": data.arrays, "rounds": jnp.asarray(rounds, jnp.int32)}
+    common = {"arrays": data.arrays, "rounds": np.int32(rounds)}
     if len(schedules) == 1:
         common["slots"] = slots[0]
     else:

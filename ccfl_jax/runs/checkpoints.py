@@ -116,7 +116,7 @@ def save(
     try:
         own = ocp.args.Composite(**{_ITEM: file})
         with _without_warnings():
-            checkpoints.save(int(np.max(state.round)), args=own, metrics=metrics)
+            checkpoints.save(int(np.asarray(state.round).max()), args=own, metrics=metrics)
     except Exception as error:  # Orbax raises the file system's errors, of many kinds
         raise _not_written(checkpoints, error) from error
 

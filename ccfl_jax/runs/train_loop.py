@@ -70,7 +70,7 @@ class Progress(NamedTuple):
     @property
     def done(self) -> int:
         """The rounds done."""
-        return int(np.max(self.states.round))
+        return int(np.asarray(self.states.round).max())
 
 
 def start(states: State, trials: int) -> Progress:

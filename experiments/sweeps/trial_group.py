@@ -185,7 +185,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         return client_scores.columns(task, *models, tested, own_model)
 
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
-        found, done = [], int(np.max(states.round))
+        found, done = [], int(np.asarray(states.round).max())
         for k, (test, further) in enumerate(_scores(group.task_data, numbers, states)):
             if k < len(configs):
                 further |= theirs(k, states)

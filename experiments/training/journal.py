@@ -112,7 +112,7 @@ def resumed(journal: Journal, saved: saving.Saved) -> Progress:
         ValueError: if it was made with other settings, or another schedule.
     """
     about, states, infos = saved.about, saved.state, saved.infos
-    _check_same(journal, about, int(np.max(states.round)))
+    _check_same(journal, about, int(np.asarray(states.round).max()))
     counts = dict(zip(about["trials"], about["rows"], strict=True))
     rows = metrics.keep_rows(journal.folder, {name: counts[name] for name in journal.names})
     if np.ndim(states.round):

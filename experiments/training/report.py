@@ -27,7 +27,7 @@ def is_short(rows: list[Row], config: Config) -> bool:
 def header(job: Job) -> str:
     """Lines on the data, clients, work, method, rounds, model and devices of a run."""
     config, problem, state = job.config, job.problem, job.progress.states
-    sizes = np.asarray(problem.data.sizes)
+    sizes = np.diff(np.asarray(problem.data.offsets))
     leaves = jax.tree.leaves(state.params)
     history = sum(leaf.nbytes for leaf in jax.tree.leaves(state.history.models))
     alpha = "" if config.alpha is None else f" alpha {config.alpha:g}"

@@ -147,7 +147,7 @@ def test_packages_that_are_not_installed_are_named(monkeypatch):
     refused(message, fd.load_tfds, "mnist", kind=ImportError)
     for name in ("digits", "synthetic"):
         assert len(fd.load_dataset(name)) == 2
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     message = "digits: expected scikit-learn (pip install scikit-learn), found none"
     refused(message, fd.load_dataset, "digits", kind=ImportError)
 
