@@ -272,7 +272,7 @@ def correlated_work(
         ValueError: for a client without a row of `standing`, most_work outside 1..2**31-1, or a
             correlation outside [-1, 1].
     """
-    from scipy.special import ndtr, ndtri  # takes half a second, which few need
+    from scipy.special import ndtr, ndtri  # a fifth of a second, which few need
 
     check_whole("most_work", most_work, 1, 2**31 - 1)
     check_number("correlation", correlation, -1.0, 1.0)

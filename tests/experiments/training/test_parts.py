@@ -10,7 +10,7 @@ from ccfl_jax.data import NUM_CLASSES
 from ccfl_jax.data.synthetic import synthetic
 from experiments import sweep, train
 from experiments.config import datasets, run_flags
-from experiments.training import devices, method, parts, run_schedule, tasks
+from experiments.training import method, parts, run_schedule, tasks
 
 SHAPES = {
     "digits": ((8, 8, 1), np.float32),
@@ -167,14 +167,3 @@ def test_a_data_seed_that_is_given_draws_held_out_and_synthetic_samples():
     fixed, drawn = (parts.load(*sources[k]) for k in (0, 2))
     np.testing.assert_array_equal(drawn.test["x"], synthetic(seed=1)[1]["x"])
     assert fixed.test["x"].shape != drawn.test["x"].shape
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="compiled so on a CPU alone")
-def test_what_is_compiled_quickly_has_the_same_numbers():
-    """At XLA's level 0 one in 27 of these draws is another: products are not fused with sums."""
-
-    def draw(key):
-        return jax.random.truncated_normal(key, -2.0, 2.0, (300,))
-
-    key = jax.random.key(5)
-    np.testing.assert_array_equal(devices.compiled_quickly(draw)(key), jax.jit(draw)(key))
