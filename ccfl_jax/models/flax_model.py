@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import errors, linen, nnx
 
@@ -119,13 +120,16 @@ def _named(path: Sequence, layer: Any) -> str:
 
 def _linen(model: linen.Module, example: jax.ShapeDtypeStruct) -> tuple:
     """`init`, `apply`, and `silent(params)`: the layers whose dropout does not act in training."""
-    one = jnp.zeros((1, *example.shape[1:]), example.dtype)
-    first = jax.eval_shape(lambda: model.init(jax.random.key(0), one, **_switches(model, False)))
-    _refuse_statistics(sorted(set(first) - {"params"}))
+    one = np.zeros((1, *example.shape[1:]), example.dtype)
 
     @jax.jit  # without the model's output, which takes a deep model seconds op by op
+    def variables(key: jax.Array) -> Any:
+        return model.init(key, one, **_switches(model, False))
+
+    _refuse_statistics(sorted(set(jax.eval_shape(variables, jax.random.key(0))) - {"params"}))
+
     def init(key: jax.Array) -> Params:
-        return model.init(key, one, **_switches(model, False))["params"]
+        return variables(key)["params"]
 
     def apply(params: Params, x: jax.Array, key: jax.Array | None) -> Any:
         rngs = None if key is None else {"dropout": key}
