@@ -18,6 +18,8 @@ For every case, in a table and with `--json=FILE` as a list of objects:
 * `memories`: rows of what clients remember, 0 where the method keeps nothing.
 * `against`: the same rounds in other loops, or of a system (`method`) by CC-FedAvg, in turn with
   ours: their samples per second, and `times`, how many times ours is that, the median over pieces.
+  PyTorch trains in one process and in one per core, with a convolution's channels first and last.
+* `fastest`: which of `against` has the most samples per second, null where there is none.
 * `error`: why a case gave none of these.
 """
 

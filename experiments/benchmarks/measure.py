@@ -62,6 +62,7 @@ def measure(
     steps = np.concatenate([info.steps for info, _ in pieces])
     ours = [float(info.samples.sum() / s) for info, s in pieces]
     samples_per_s = median(ours)
+    against = {name: _compared(ours, rates) for name, rates in theirs.items()}
     return {
         "workload": workload.name,
         "device": device_name(),
@@ -80,7 +81,8 @@ def measure(
         "useful_steps": useful_steps(steps, lanes),
         "gflops": float(samples_per_s * workload.flops / 1e9),
         "product_gflops": product_gflops(),
-        "against": {name: _compared(ours, rates) for name, rates in theirs.items()},
+        "against": against,
+        "fastest": max(against, key=lambda name: against[name]["samples_per_s"], default=None),
     }
 
 

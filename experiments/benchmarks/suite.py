@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -51,13 +52,14 @@ def _measure(
     if case.method is not None:
         method = getattr(methods, case.method)(workload.local_lr)
         return measure.measure(workload, options.seconds, mesh, lanes, method=method)
-    return measure.measure(workload, options.seconds, mesh, lanes, loops(workload))
+    with loops(workload) as others:
+        return measure.measure(workload, options.seconds, mesh, lanes, others)
 
 
-def _loops(against: str | None) -> Callable[[workloads.Workload], dict]:
-    """`loops(workload)`: name -> another loop to time it against."""
+def _loops(against: str | None) -> Callable[[workloads.Workload], AbstractContextManager[dict]]:
+    """`loops(workload)`: name -> another loop to time it against, while the context is open."""
     if against is None:
-        return lambda workload: {}
+        return lambda workload: nullcontext({})
     try:
         from .torch_loops import loops
     except ModuleNotFoundError as error:
@@ -68,7 +70,12 @@ def _loops(against: str | None) -> Callable[[workloads.Workload], dict]:
     def one_round(loop: Callable) -> Callable:
         return lambda piece: loop(piece.rounds(0, 1))
 
-    return lambda workload: {name: one_round(loop) for name, loop in loops(workload).items()}
+    @contextmanager
+    def of(workload: workloads.Workload) -> Iterator[dict]:
+        with loops(workload) as found:
+            yield {name: one_round(loop) for name, loop in found.items()}
+
+    return of
 
 
 def _report(result: dict[str, Any]) -> str:
@@ -93,4 +100,6 @@ def _report(result: dict[str, Any]) -> str:
         line += f"; device {result['device_mb']:.0f} MB"
     for other, found in result["against"].items():
         line += f"\n  {found['times']:.2f} times {other}, {found['samples_per_s']:.0f} samples/s"
+        if len(result["against"]) > 1 and other == result["fastest"]:
+            line += ", the fastest of these"
     return line

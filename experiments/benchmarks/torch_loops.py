@@ -1,158 +1,130 @@
-"""The workloads of the benchmarks as plain PyTorch loops over clients."""
+"""The workloads of the benchmarks as plain PyTorch loops, in one process and in one per core."""
 
-import copy
-from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import starmap
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing import get_context
 
 import ccfl_jax as ccfl
 
+from ..training import devices
+from . import torch_clients
+from .torch_clients import Clients, Visit
 from .workloads import TABLE_SIZE, Workload
 
 Loop = Callable[[ccfl.Schedule], int]
+# Trains the clients of every process, given its number and them, and returns the samples of each.
+Train = Callable[[Iterable[tuple[int, list[Visit]]]], Iterable[int]]
 
 
-def loops(workload: Workload) -> dict[str, Loop]:
+@contextlib.contextmanager
+def loops(workload: Workload) -> Iterator[dict[str, Loop]]:
     """Loops that train the rounds of a piece of schedule and return the useful samples of it.
 
-    One for most workloads; for tags an `EmbeddingBag`, the same with sparse gradients, and a dense
-    bag of words.
+    Each way to train the network is a loop in one process with a thread for every core, and one
+    over a process for every core, with one thread each: they live as long as the context, share
+    samples and models, and the clients of a round.
+
+    Ways are the orders of a convolution's channels; for tags an `EmbeddingBag`, the same with
+    sparse gradients, and a dense bag of words.
     """
+    processes = devices.cores()
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for name, way in _ways(workload).items():
+            own = _clients(workload, 1, *way)
+            found[name] = _loop(workload, own, partial(starmap, partial(torch_clients.train, own)))
+            if processes > 1:
+                own = _clients(workload, processes, *way)
+                pool = get_context("spawn").Pool(processes, torch_clients.begin, (own,))
+                train = partial(stack.enter_context(pool).starmap, torch_clients.train_share)
+                found[f"{name}, {processes} processes"] = _loop(workload, own, train)
+        yield found
+
+
+def _ways(workload: Workload) -> dict[str, tuple]:
+    """Name -> network, loss, samples and labels."""
     x, y = (np.array(workload.data.arrays[name]) for name in ("x", "y"))
+    if workload.model == "tags":
+        vocabulary, tags = TABLE_SIZE
+        words = torch.from_numpy(np.where(x < 0, vocabulary, x))
+        hot = torch.zeros(len(y), tags + 1)
+        hot = hot.scatter_(1, torch.from_numpy(y % (tags + 1)).long(), 1.0)[:, :tags].contiguous()
+        nets = {
+            "torch EmbeddingBag": torch_clients.Tags(vocabulary, tags, sparse=False),
+            "torch EmbeddingBag sparse": torch_clients.Tags(vocabulary, tags, sparse=True),
+            "torch dense bag": torch_clients.DenseTags(vocabulary, tags),
+        }
+        return {name: (net, torch_clients.tag_loss, words, hot) for name, net in nets.items()}
     if x.dtype == np.uint8:
         x = np.moveaxis(x, -1, 1).astype(np.float32) / 255
-    if workload.model != "tags":
-        net = {"cnn": _cnn, "resnet20": _ResNet20, "logistic": lambda: nn.Linear(60, 10)}
-        tensors = torch.from_numpy(x), torch.from_numpy(y).long()
-        return {"torch": _loop(workload, net[workload.model](), F.cross_entropy, *tensors)}
-    vocabulary, tags = TABLE_SIZE
-    words = torch.from_numpy(np.where(x < 0, vocabulary, x))
-    hot = torch.zeros(len(y), tags + 1).scatter_(1, torch.from_numpy(y % (tags + 1)).long(), 1.0)
-    nets = {
-        "torch EmbeddingBag": _Tags(sparse=False),
-        "torch EmbeddingBag sparse": _Tags(sparse=True),
-        "torch dense bag": _DenseTags(),
+    x, y = torch.from_numpy(x), torch.from_numpy(y).long()
+    if workload.model == "logistic":
+        return {"torch": (nn.Linear(60, 10), F.cross_entropy, x, y)}
+    net = {"cnn": torch_clients.cnn, "resnet20": torch_clients.ResNet20}[workload.model]
+    last = torch.channels_last
+    return {
+        "torch": (net(), F.cross_entropy, x.contiguous(), y),
+        "torch channels_last": (
+            net().to(memory_format=last),
+            F.cross_entropy,
+            x.contiguous(memory_format=last),
+            y,
+        ),
     }
-    hot = hot[:, :tags].contiguous()
-    return {name: _loop(workload, net, _tag_loss, words, hot) for name, net in nets.items()}
 
 
-def _loop(
-    workload: Workload, net: nn.Module, loss: Callable, x: torch.Tensor, y: torch.Tensor
-) -> Loop:
-    indices = torch.from_numpy(np.array(workload.data.indices)).long()
-    offsets = np.asarray(workload.data.offsets)
-    optimiser = torch.optim.SGD(net.parameters(), workload.local_lr)
-    past = deque([_copy(net)], maxlen=int(workload.schedule.staleness.max()) + 1)
-
-    def visit(client: int, work: int) -> int:
-        rows, samples = indices[offsets[client] : offsets[client + 1]], 0
-        unit = workload.schedule.work_unit
-        for batch in _batches(rows, work, workload.batch_size, unit):
-            optimiser.zero_grad()
-            loss(net(x[batch]), y[batch]).backward()
-            optimiser.step()
-            samples += len(batch)
-        return samples
-
-    @torch.no_grad()
-    def load(model: list) -> None:
-        for p, q in zip(net.parameters(), model, strict=True):
-            p.copy_(q)
-
-    def train(schedule: ccfl.Schedule) -> int:
-        samples = 0
-        rows = zip(schedule.client, schedule.staleness, schedule.work, strict=True)
-        for clients, delays, work in rows:
-            total = [torch.zeros_like(p) for p in past[-1]]
-            for client, delay, amount in zip(clients, delays, work, strict=True):
-                start = past[-1 - min(int(delay), len(past) - 1)]
-                load(start)
-                samples += visit(int(client), int(amount))
-                for t, p, q in zip(total, net.parameters(), start, strict=True):
-                    t.add_(p.detach() - q, alpha=1 / len(clients))
-            past.append([q + t for q, t in zip(past[-1], total, strict=True)])
-        return samples
-
-    return train
-
-
-def _copy(net: nn.Module) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in copy.deepcopy(net).parameters()]
-
-
-def _batches(rows: torch.Tensor, work: int, size: int, unit: str | None) -> Iterator[torch.Tensor]:
-    for _ in range(work):
-        if unit == "steps":
-            yield rows[torch.randint(len(rows), (size,))]
-        else:
-            yield from rows[torch.randperm(len(rows))].split(size)
-
-
-def _tag_loss(logits: torch.Tensor, hot: torch.Tensor) -> torch.Tensor:
-    return F.binary_cross_entropy_with_logits(logits, hot, reduction="sum") / len(hot)
-
-
-def _cnn() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+def _clients(workload: Workload, processes: int, net: nn.Module, *rest: Any) -> Clients:
+    data, first = workload.data, torch_clients.flat(net)
+    return Clients(
+        net,
+        *rest,
+        indices=torch.from_numpy(np.array(data.indices)).long(),
+        offsets=np.asarray(data.offsets).tolist(),
+        batch_size=workload.batch_size,
+        local_lr=workload.local_lr,
+        unit=workload.schedule.work_unit,
+        past=first.repeat(int(workload.schedule.staleness.max()) + 1, 1).share_memory_(),
+        change=torch.zeros(processes, len(first)).share_memory_(),
     )
 
 
-class _Tags(nn.Module):
-    def __init__(self, sparse: bool):
-        super().__init__()
-        vocabulary, tags = TABLE_SIZE
-        self.bag = nn.EmbeddingBag(
-            vocabulary + 1, tags, mode="mean", padding_idx=vocabulary, sparse=sparse
-        )
-        self.bias = nn.Parameter(torch.zeros(tags))
+def _loop(workload: Workload, own: Clients, train: Train) -> Loop:
+    """Rounds of FedAvg; the model after t rounds is row t of `own.past`, which is a ring."""
+    models, done = len(own.past), 0
+    sizes = np.diff(own.offsets)
+    if own.unit == "steps":
+        sizes = np.ones_like(sizes)
 
-    def forward(self, words):
-        return self.bag(words) + self.bias
+    def run(schedule: ccfl.Schedule) -> int:
+        nonlocal done
+        samples = 0
+        rows = zip(schedule.client, schedule.staleness, schedule.work, strict=True)
+        for clients, delays, work in rows:
+            starts = (done - np.minimum(delays, models - 1)) % models
+            visits = np.stack([clients, starts, work], 1)
+            shares = _shares(visits, work * sizes[clients], len(own.change))
+            samples += sum(train(enumerate(shares)))
+            newest = own.past[done % models] + own.change.sum(0) / len(clients)
+            done += 1
+            own.past[done % models] = newest
+        return samples
 
-
-class _DenseTags(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Linear(*TABLE_SIZE)
-
-    def forward(self, words):
-        bag = torch.zeros(len(words), TABLE_SIZE[0] + 1)
-        bag.scatter_add_(1, words.long(), torch.ones(words.shape))
-        bag = bag[:, :-1]
-        return self.dense(bag / bag.sum(1, keepdim=True).clamp(min=1))
-
-
-class _Block(nn.Module):
-    def __init__(self, old: int, new: int):
-        super().__init__()
-        self.stride, self.grow = new // old, new - old
-        self.conv1 = nn.Conv2d(old, new, 3, self.stride, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(new, new, 3, padding=1, bias=False)
-        self.norm1, self.norm2 = nn.GroupNorm(2, new), nn.GroupNorm(2, new)
-
-    def forward(self, x):
-        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        half = self.grow // 2
-        x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.grow - half))
-        return F.relu(y + x)
+    return run
 
 
-class _ResNet20(nn.Module):
-    def __init__(self):
-        super().__init__()
-        widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
-        start = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU()
-        self.body = nn.Sequential(*start, *(_Block(*pair) for pair in pairwise(widths)))
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        return self.head(self.body(x).mean((2, 3)))
+def _shares(visits: np.ndarray, costs: np.ndarray, processes: int) -> list[list[Visit]]:
+    """The visits of each process: the longest first, each to who has least to do."""
+    shares, loads = [[] for _ in range(processes)], [0] * processes
+    for slot in np.argsort(-costs, kind="stable"):
+        least = loads.index(min(loads))
+        shares[least].append(tuple(visits[slot].tolist()))
+        loads[least] += int(costs[slot])
+    return shares

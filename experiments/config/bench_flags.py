@@ -93,7 +93,8 @@ class Options:
     against: str | None = flag(
         one_of("torch"),
         None,
-        "time the same work as plain loops too, in turn with ours",
+        "time the same work as plain loops too, in one process and in one per core, in turn with "
+        "ours",
         "Benchmark",
     )
     json: str | None = flag(PATH, None, "file for the results", "Benchmark")

@@ -64,7 +64,7 @@ def make_host_devices(count: int | None) -> None:
     given = os.environ.get("XLA_FLAGS", "")
     if count is None and "--xla_force_host_platform_device_count" in given:
         return
-    default = 1 if "JAX_NUM_CPU_DEVICES" in os.environ else _cores()
+    default = 1 if "JAX_NUM_CPU_DEVICES" in os.environ else cores()
     wanted = max(count or default, jax.config.jax_num_cpu_devices)
     # Fails once JAX has started, as in a test: it keeps its devices then.
     with contextlib.suppress(RuntimeError):
@@ -130,7 +130,7 @@ def _stay_on_one_core() -> None:
         os.environ["XLA_FLAGS"] = f"{_ON_ONE_CORE} {given}".strip()
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores that this process may use: those allotted to a job, where the system tells."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
