@@ -1,7 +1,8 @@
 """A user's arrays are checked and converted here, before any compiled program takes them."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,10 @@ import numpy as np
 from ccfl_jax.checks import unmasked
 
 Array = jax.Array | np.ndarray
+# Bytes of an array that are checked at a time: what a check makes of them stays small.
+_BLOCK = 2**22
+_ALIGNED = 64  # what XLA wants of memory on a CPU, to use it as it is
+
 Labels = Sequence[tuple[str, int, int]]  # name, least and largest integer of arrays of labels
 
 
@@ -97,6 +102,20 @@ def held(name: str, tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(leaf, tree)
 
 
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that `jax.device_put` does not copy again on a CPU, in the dtype of a device.
+
+    All devices of the process then read the same memory, so it must not be written to.
+    """
+    dtype = held_dtype(array)
+    nbytes = array.size * dtype.itemsize
+    memory = np.empty(nbytes + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    found = memory[start : start + nbytes].view(dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
 def native(tree: Any) -> Any:
     """A pytree whose NumPy arrays have this machine's byte order: JAX takes no other."""
 
@@ -130,23 +149,41 @@ def faults(arrays: Mapping[str, Array], labels: Labels = ()) -> Iterator[str]:
         if isinstance(array, np.memmap):
             continue
         if jnp.issubdtype(array.dtype, jnp.inexact):
-            isfinite = _isfinite if isinstance(array, jax.Array) else np.isfinite
-            yield from _faulty(name, ~np.asarray(isfinite(array)), "finite numbers", "nan or inf")
+            if isinstance(array, jax.Array):
+                rows = np.flatnonzero(_not_finite(array))
+            else:
+                rows = rows_where(lambda own: ~np.isfinite(own), array)
+            yield from _faulty(name, rows, "finite numbers", "nan or inf")
         elif name in ranges:
-            (least, most), own = ranges[name], np.asarray(array)
-            outside = (own < least) | (own > most)
-            yield from _faulty(name, outside, f"labels from {least} to {most}", "others")
+            least, most = ranges[name]
+            rows = rows_where(partial(_outside, least, most), np.asarray(array))
+            yield from _faulty(name, rows, f"labels from {least} to {most}", "others")
+
+
+def rows_where(bad: Callable[[np.ndarray], Any], array: np.ndarray) -> np.ndarray:
+    """The numbers of rows where `bad(rows)`, bool of the rows' shape, is True of any number."""
+    if not array.size:
+        return np.zeros(0, np.int64)
+    rows = max(1, _BLOCK // (array.nbytes // len(array)))
+    found = [np.zeros(0, np.int64)]
+    for first in range(0, len(array), rows):
+        own = bad(array[first : first + rows])
+        found.append(first + np.flatnonzero(own.reshape(len(own), -1).any(axis=1)))
+    return np.concatenate(found)
+
+
+def _outside(least: Any, most: Any, array: np.ndarray) -> np.ndarray:
+    return (array < least) | (array > most)
 
 
 @jax.jit
-def _isfinite(array: jax.Array) -> jax.Array:
-    """Whether the numbers of each row are finite, bool `[N]`; only this leaves the device."""
-    return jnp.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+def _not_finite(array: jax.Array) -> jax.Array:
+    """Which rows have nan or inf, bool `[N]`; only this leaves the device."""
+    return (~jnp.isfinite(array)).any(axis=tuple(range(1, array.ndim)))
 
 
-def _faulty(name: str, bad: np.ndarray, expected: str, found: str) -> Iterator[str]:
-    """A line where any of `bad`, bool `[N, ...]`, is True."""
-    rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)) if bad.size else bad
+def _faulty(name: str, rows: np.ndarray, expected: str, found: str) -> Iterator[str]:
+    """A line where there are any such rows."""
     if rows.size:
         yield (
             f"array {name!r}: expected {expected}, found {rows.size} rows with {found}, the first "
@@ -161,9 +198,14 @@ def check_range(name: str, array: np.ndarray) -> None:
         return
     floats = array.dtype.kind == "f"
     bounds = np.finfo(held) if floats else np.iinfo(held)
-    counted = {"where": np.isfinite(array), "initial": 0.0} if floats else {}
-    lowest, highest = array.min(**counted), array.max(**counted)
-    if lowest < bounds.min or highest > bounds.max:
+
+    def wrong(own: np.ndarray) -> np.ndarray:
+        outside = _outside(bounds.min, bounds.max, own)
+        return outside & np.isfinite(own) if floats else outside
+
+    if rows_where(wrong, np.atleast_1d(array)).size:
+        counted = {"where": np.isfinite(array), "initial": 0.0} if floats else {}
+        lowest, highest = array.min(**counted), array.max(**counted)
         raise ValueError(
             f"{name}: expected values of {held} (or jax_enable_x64), found {lowest} to {highest}"
         )

@@ -11,6 +11,7 @@ import numpy as np
 from ccfl_jax.checks import integer_vector, is_whole, unmasked
 from ccfl_jax.data.arrays import (
     Array,
+    aligned,
     formed,
     held_dtype,
     int32_array,
@@ -192,8 +193,8 @@ def converted(data: FederatedData) -> FederatedData:
 
 
 def _on_device(array: Array) -> jax.Array:
-    # jnp.array copies; memory shared with NumPy would let a later write change the data.
-    return array if isinstance(array, jax.Array) else jnp.array(array)
+    # A copy: memory shared with the caller would let a later write change the data.
+    return array if isinstance(array, jax.Array) else jax.device_put(aligned(array))
 
 
 def _flatten(indices: Sequence, num_rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -96,8 +96,9 @@ def task_data(mesh: Mesh, source: tuple, model: str, compute_dtype: str) -> Task
     task = tasks.task_of(source[0], model, compute_dtype, train, num_classes)
     tasks.check_samples(source[0], task, train, test, held)
     every = [train, test] if held is None else [train, test, held]
-    data, *scored = devices.put([*map(parts.arrays_of, every)], mesh)
-    made = functools.cache(lambda config: parts.dealt(config, train))
+    data, *scored = devices.share([*map(parts.arrays_of, every)], mesh)
+    known = {name: train[name] for name in ("y", "client") if name in train}
+    made = functools.cache(lambda config: parts.dealt(config, known))
 
     def dealt(config: Config) -> dict[str, Owners]:
         return made(data_settings(config))

@@ -77,7 +77,7 @@ def _tuned(job: Job, params: Params) -> Params:
     state = devices.put(state, problem.mesh)
     pieces = [(schedule, problem.data)]
     if problem.memory is not None:
-        put = partial(devices.put, mesh=problem.mesh)
+        put = partial(devices.share, mesh=problem.mesh)
         pieces = ccfl.stream_rounds(schedule, problem.data, problem.memory, put)
     for piece, data in pieces:
         state, _ = ccfl.run_rounds(simulation.round, state, piece, data)

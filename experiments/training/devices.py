@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ccfl_jax.data.arrays import aligned
+
 from ..config.run_flags import Config
 
 # A process without a sign of life for so long is dead, and the others end with an error.
@@ -94,6 +96,13 @@ def mesh(count: int | None) -> Mesh:
         )
     by_process = [d for d in found if _place(d) < (count or len(found))]
     return jax.make_mesh((len(by_process),), ("clients",), devices=by_process)
+
+
+def share(samples: Any, mesh: Mesh) -> Any:
+    """`put` of NumPy arrays that are never donated; a CPU's devices read one copy together."""
+    if mesh.devices.flat[0].platform == "cpu":
+        samples = jax.tree.map(aligned, samples)
+    return put(samples, mesh)
 
 
 def put(tree: Any, mesh: Mesh) -> Any:

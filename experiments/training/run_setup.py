@@ -162,8 +162,8 @@ def _problem(config: Config, mesh: jax.sharding.Mesh) -> Problem:
     tested = client_scores.tested(arrays, lists)
     memory = data_memory.memory(config, data, mesh)
     if memory is None:
-        data = devices.put(data, mesh)
-    state, scored, tested = devices.put((state, scored, tested), mesh)
+        data = devices.share(data, mesh)
+    state, (scored, tested) = devices.put(state, mesh), devices.share((scored, tested), mesh)
     told = left_out, classes, state, memory, mesh, origin
     return Problem(schedule, task, record, data, scored, tested, *told)
 
@@ -178,7 +178,7 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
         left = schedule.rounds(first, config.rounds)
         if pieces is None:
             return [([left], problem.data)]
-        put = partial(devices.put, mesh=problem.mesh)
+        put = partial(devices.share, mesh=problem.mesh)
         streamed = streaming.send(pieces, left, problem.data, put)
         return (([piece], samples) for piece, samples in streamed)
 

@@ -37,9 +37,8 @@ def load_npz(
         )
         train, test = (_part(arrays, name) for name in ("train", "test"))
         if "client_train" in arrays:
-            ids = np.atleast_1d(arrays["client_train"]).tolist()
-            numbers = samples.client_numbers("client_train", ids, len(train["y"]))
-            train["client"] = np.array([numbers[own] for own in ids], np.int32)
+            ids = arrays["client_train"]
+            train["client"] = samples.clients("client_train", ids, len(train["y"]))
         samples.check_alike("x_test", train, test)
         return train, test, samples.count_classes("y", train, test)
 

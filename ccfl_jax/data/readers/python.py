@@ -6,7 +6,7 @@ import numpy as np
 
 from ccfl_jax.checks import naming
 from ccfl_jax.data import arrays
-from ccfl_jax.data.readers.samples import client_numbers, count_classes
+from ccfl_jax.data.readers.samples import clients, count_classes
 from ccfl_jax.io import own_code
 
 
@@ -40,9 +40,7 @@ def load_python(text: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]
                 f"{', '.join(sorted(test))}"
             )
         if ids is not None:
-            ids = np.atleast_1d(np.asarray(ids)).tolist()
-            numbers = client_numbers("client", ids, len(next(iter(train.values()))))
-            train["client"] = np.array([numbers[own] for own in ids], np.int32)
+            train["client"] = clients("client", np.asarray(ids), arrays.num_rows(train))
         labels = [part.get("y") for part in (train, test)]
         has_labels = all(y is not None and y.ndim == 1 and y.dtype.kind in "biu" for y in labels)
         return train, test, count_classes("y", train, test) if has_labels else None

@@ -1,12 +1,14 @@
 """What is checked of samples in a user's own files, whatever the form of the files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
 
 from ccfl_jax.checks import one_line
+from ccfl_jax.data.arrays import rows_where
 
 _INT32 = np.iinfo(np.int32)
 
@@ -30,12 +32,13 @@ def inputs(place: str, x: np.ndarray) -> np.ndarray:
     if x.dtype == np.uint8:
         return x[..., None] if x.ndim == 3 else x
     if x.dtype.kind in "iu":
-        _refuse(place, f"integers of {_INT32.bits} bits", x, (x < _INT32.min) | (x > _INT32.max))
-        return x.astype(np.int32)
+        wide = f"integers of {_INT32.bits} bits"
+        _refuse(place, wide, x, lambda own: (own < _INT32.min) | (own > _INT32.max))
+        return x.astype(np.int32, copy=False)
     with np.errstate(over="ignore"):
-        found = x.astype(np.float32)
-    _refuse(place, "finite numbers of float32", x, ~np.isfinite(found))
-    return found
+        single = partial(np.asarray, dtype=np.float32)
+        _refuse(place, "finite numbers of float32", x, lambda own: ~np.isfinite(single(own)))
+        return single(x)
 
 
 def labels(place: str, y: np.ndarray, rows: int, most: int | None = None) -> np.ndarray:
@@ -48,10 +51,23 @@ def labels(place: str, y: np.ndarray, rows: int, most: int | None = None) -> np.
         raise ValueError(
             f"{place}: expected one label for each of {rows} rows, found {y.dtype} {list(y.shape)}"
         )
-    whole = y == np.floor(y) if y.dtype.kind == "f" else True
+
+    def wrong(own: np.ndarray) -> np.ndarray:
+        whole = own == np.floor(own) if own.dtype.kind == "f" else True
+        return ~((own >= 0) & (own <= (most or _INT32.max)) & whole)
+
     expected = "integers from 0" if most is None else f"integers from 0 to {most}"
-    _refuse(place, expected, y, ~((y >= 0) & (y <= (most or _INT32.max)) & whole))
-    return y.astype(np.int32)
+    _refuse(place, expected, y, wrong)
+    return y.astype(np.int32, copy=False)
+
+
+def clients(place: str, ids: np.ndarray, rows: int) -> np.ndarray:
+    """int32 `[rows]`: the client of each row, numbered as `client_numbers`, which raises too."""
+    if ids.shape == (rows,) and ids.dtype.kind in "iu":
+        return np.unique(ids, return_inverse=True)[1].astype(np.int32)
+    own = np.atleast_1d(ids).tolist()
+    numbers = client_numbers(place, own, rows)
+    return np.array([numbers[one] for one in own], np.int32)
 
 
 def client_numbers(place: str, ids: Sequence, rows: int) -> dict[Any, int]:
@@ -95,11 +111,12 @@ def count_classes(place: str, train: dict[str, np.ndarray], test: dict[str, np.n
     return found
 
 
-def _refuse(place: str, expected: str, array: np.ndarray, wrong: Any) -> None:
-    """Raises ValueError with the first row that has something `wrong`, bool as `array`."""
-    places = np.argwhere(np.broadcast_to(wrong, array.shape))
-    if len(places):
-        value, row = array[tuple(places[0])], places[0][0]
+def _refuse(place: str, expected: str, array: np.ndarray, wrong: Callable) -> None:
+    """Raises ValueError with the first row of which `wrong(rows)`, bool as these, is True."""
+    rows = rows_where(wrong, array)
+    if len(rows):
+        row = rows[0]
+        value = array[row : row + 1][wrong(array[row : row + 1])][0]
         raise ValueError(
             f"{place}: expected {expected}, found {one_line(str(value), 40)} in row {row}"
         )
