@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
@@ -26,7 +28,8 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
     """The task's metrics over all rows of `arrays`, each exactly once.
 
     The last partial batch is padded and masked; the batches' sums and counts are added in float64
-    on the host, so the result does not depend on the batch size and counts are exact.
+    on the host, so the result does not depend on the batch size and counts are exact. Where the
+    model or the arrays are on several devices, a whole copy on each, these share the batches.
 
     Args:
         task: what was learnt.
@@ -47,8 +50,10 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
     rows = num_rows(arrays)
     if rows <= _FEW_ROWS and not any(isinstance(a, jax.Array) for a in arrays.values()):
         arrays = _padded(arrays, rows)
-    run = compiled(batch_sums, task.metrics, static_argnums=0)
-    sums, finite = run(min(batch_size, num_rows(arrays)), model(params), arrays, rows)
+    run = compiled(batch_sums, task.metrics, static_argnums=(0, 4))
+    mesh = _mesh((params, arrays))
+    together = min(batch_size, -(-num_rows(arrays) // (1 if mesh is None else mesh.size)))
+    sums, finite = run(together, model(params), arrays, rows, mesh)
     return {name: float(value) for name, value in ratios(sums, finite).items()}
 
 
@@ -61,6 +66,8 @@ def evaluate_clients(
     memories: Any = (),
 ) -> dict[str, np.ndarray]:
     """The task's metrics of every client, over its own samples: one program for all sizes.
+
+    Devices share the clients, as batches in `evaluate`.
 
         heads = lambda params, memory: memory  # of `systems.fine_tuning`, each client's own model
         ccfl.evaluate_clients(task, params, data, own=heads, memories=state.clients)
@@ -91,8 +98,9 @@ def evaluate_clients(
             )
     named = {n: data.arrays[n] for n, *_ in task.labels if n in data.arrays}
     warn_of_faults(named, task.labels)
-    run = compiled(_client_sums, task.metrics, static_argnums=(0, 1))
-    sums, finite = run(own, batch_size, model(params), memories, converted(data))
+    run = compiled(_client_sums, task.metrics, static_argnums=(0, 1, 5))
+    mesh = _mesh((params, memories, data.arrays))
+    sums, finite = run(own, batch_size, model(params), memories, converted(data), mesh)
     return ratios(jax.tree.map(lambda a: a[:, None], sums), finite)
 
 
@@ -136,11 +144,13 @@ def _client_sums(
     params: Params,
     memories: Any,
     data: FederatedData,
+    mesh: Mesh | None,
 ) -> tuple[dict[str, Any], jax.Array]:
     """The metrics' sums and counts `[clients]`; whether each one's model is finite."""
 
-    def one(entry: tuple[jax.Array, Any]) -> tuple[dict[str, Any], jax.Array]:
-        client, memory = entry
+    def one(
+        client: jax.Array, memory: Any, params: Params, data: FederatedData
+    ) -> tuple[dict[str, Any], jax.Array]:
         model = params if own is None else own(params, memory)
         begin, size = data.offsets[client], data.offsets[client + 1] - data.offsets[client]
 
@@ -158,7 +168,36 @@ def _client_sums(
         batches = -(-size // batch_size)
         return jax.lax.fori_loop(0, batches, add, none), tree_util.all_finite(model)
 
-    return jax.lax.map(one, (jnp.arange(len(data)), memories))
+    if mesh is None:
+        each = jnp.arange(len(data)), memories
+        return jax.lax.map(lambda entry: one(*entry, params, data), each)
+
+    def nth(k: jax.Array, params: Params, memories: Any, data: FederatedData) -> tuple:
+        return one(k, jax.tree.map(lambda a: a[k], memories), params, data)
+
+    return _spread(mesh, nth, len(data), params, memories, data)
+
+
+def _mesh(tree: Any) -> Mesh | None:
+    """The devices that have a whole copy of an array of the tree each, if several have."""
+    for leaf in jax.tree.leaves(tree):
+        where = leaf.sharding if isinstance(leaf, jax.Array) else None
+        if isinstance(where, NamedSharding) and where.is_fully_replicated and where.mesh.size > 1:
+            return where.mesh
+    return None
+
+
+def _spread(mesh: Mesh, function: Callable, count: int, *world: Any) -> Any:
+    """`function(k, *world)` of k from 0 to `count` - 1, stacked: a share of them on each device."""
+    axes, share = mesh.axis_names, -(-count // mesh.size)
+
+    def on_device(*world: Any) -> Any:
+        places = jax.lax.axis_index(axes) * share + jnp.arange(share)
+        own = jax.lax.map(lambda k: function(jnp.minimum(k, count - 1), *world), places)
+        return jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), own)
+
+    every = jax.shard_map(on_device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return jax.tree.map(lambda a: a[:count], every(*world))
 
 
 def model(params: Params) -> Params:
@@ -203,17 +242,29 @@ def _padded(arrays: Batch, rows: int) -> Batch:
 
 
 def batch_sums(
-    metrics: Callable, batch_size: int, params: Params, arrays: Batch, rows: jax.Array | int
+    metrics: Callable,
+    batch_size: int,
+    params: Params,
+    arrays: Batch,
+    rows: jax.Array | int,
+    mesh: Mesh | None = None,
 ) -> tuple[dict[str, Any], jax.Array]:
     """name -> a task's metrics' sums and counts `[batches]` of a model; whether it is finite.
 
-    Of the first `rows` rows; `batch_size` of them together.
+    Of the first `rows` rows; `batch_size` of them together; over the devices of `mesh`.
     """
-    all_rows = num_rows(arrays)
+    firsts, world = jnp.arange(0, num_rows(arrays), batch_size), (params, arrays, rows)
 
-    def one_batch(first: jax.Array) -> dict[str, Any]:
+    def one_batch(first: jax.Array, params: Params, arrays: Batch, rows: jax.Array | int) -> dict:
         places = first + jnp.arange(batch_size)
         batch = {name: jnp.asarray(a)[jnp.minimum(places, rows - 1)] for name, a in arrays.items()}
         return metrics(params, batch, places < rows)
 
-    return jax.lax.map(one_batch, jnp.arange(0, all_rows, batch_size)), tree_util.all_finite(params)
+    def nth(k: jax.Array, *world: Any) -> dict:
+        return one_batch(k * batch_size, *world)
+
+    if mesh is None:
+        sums = jax.lax.map(lambda first: one_batch(first, *world), firsts)
+    else:
+        sums = _spread(mesh, nth, len(firsts), *world)
+    return sums, tree_util.all_finite(params)
