@@ -49,14 +49,15 @@ def run_trials(
     Args:
         round_fn: a `jax.tree_util.Partial` that builds a round, without a mesh, from its first
             arguments, which have a leading axis `[trials]`: learning rates, for example.
-        states: the states of all trials, stacked `[trials, ...]`, all before the same round.
+        states: the states of all trials, stacked `[trials, ...]`, all before the same round. There
+            may be more, up to a multiple of the devices: these fill them, and do not count.
         schedule: one for all trials, or a sequence with one for each, all planned or none; as in
             `run_rounds` otherwise.
         data: the clients' samples. `indices` and `offsets` may be `[trials, ...]`, other clients in
             every trial; the arrays are common to all.
         mesh: devices to spread the trials over, along its first axis; each runs its own trials and
-            waits for no other before the end. The last trial is repeated up to a multiple of its
-            size.
+            waits for no other before the end. Where trials do not fill them, a device that has
+            fewer ends sooner; in a batch of `together` there are copies of the last trial.
         together: trials of a device that advance as one batch, the others wait. By default all of
             them, but one on a CPU: on a core, eight trials by 1, 2 and 8 made 28, 26 and 27
             thousand samples a second of the CNN, 293, 249 and 180 of an MLP on digits, 890, 954
@@ -64,7 +65,7 @@ def run_trials(
         donate: whether the buffers of `states` may be reused; they must not be used afterwards.
 
     Returns:
-        The states after the last round `[trials, ...]`, and the infos stacked
+        The states after the last round, as many as there were, and the infos stacked
         `[trials, rounds, ...]` as NumPy arrays.
 
     Raises:
@@ -76,20 +77,29 @@ def run_trials(
     check_parts(round_fn, states, *schedules)
     data = usable(data)
     states, round_fn = held("states", states), held("round_fn", round_fn)
-    _check_trials(round_fn, states, schedules, data)
+    size, together = _spread_over(len(states.round), mesh, together)
+    trials = _check_trials(round_fn, states, schedules, data, size)
     check_newest(states)
     slots, (rounds, *_) = zip(*map(padded, schedules), strict=True)
     function, given = taken_apart(round_fn)
     own: dict[str, Any] = {"given": given}
-    common = {"arrays": data.arrays, "rounds": np.int32(rounds)}
+    common = {"arrays": data.arrays}
+    filled = trials + -trials % size
+    if together == 1 and filled > trials:  # of a batch the longest would decide for all
+        own["rounds"] = np.where(np.arange(filled) < trials, rounds, 0).astype(np.int32)
+    else:
+        common["rounds"] = np.int32(rounds)
     if len(schedules) == 1:
         common["slots"] = slots[0]
     else:
         own["slots"] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
     (common if data.offsets.ndim == 1 else own)["lists"] = data.indices, data.offsets
-    states, infos = _each_trial(_run, function, (), states, own, common, mesh, together, donate)
+    before, spread = len(states.round), (mesh, size, together)
+    states, infos = _each_trial(_run, function, (), states, own, common, *spread, donate)
+    if before < filled:
+        states = jax.tree.map(lambda a: a[:before], states)
     # A copy, as in `run_rounds`.
-    infos = jax.tree.map(lambda a: np.array(np.asarray(a)[:, :rounds]), infos)
+    infos = jax.tree.map(lambda a: np.array(np.asarray(a)[:trials, :rounds]), infos)
     warn_of_nobody(infos.present)
     return states, infos
 
@@ -117,7 +127,10 @@ def evaluate_trials(
     """
     arrays, batch_size = taken(task, arrays, batch_size)
     fixed, params = (min(batch_size, num_rows(arrays)),), model(params)
-    return ratios(*_each_trial(_sums, task.metrics, fixed, params, (), arrays, mesh, together))
+    trials = len(jax.tree.leaves(params)[0])
+    spread = mesh, *_spread_over(trials, mesh, together)
+    sums = _each_trial(_sums, task.metrics, fixed, params, (), arrays, *spread)
+    return ratios(*jax.tree.map(lambda a: a[:trials], sums))
 
 
 def _run(
@@ -136,11 +149,15 @@ def _sums(
 
 
 def _check_trials(
-    round_fn: Partial, states: State, schedules: list[Schedule], data: FederatedData
-) -> None:
+    round_fn: Partial, states: State, schedules: list[Schedule], data: FederatedData, size: int
+) -> int:
+    """The number of trials on `size` devices, of which there may be more states."""
     if states.round.ndim != 1:
         raise ValueError(f"states: expected [trials, ...], found a round {states.round.shape}")
     trials = len(states.round)
+    for leaf in jax.tree.leaves(round_fn)[:1]:
+        if len(leaf) + -len(leaf) % size == trials:
+            trials = len(leaf)
     counts = {f"argument {i} of round_fn": len(a) for i, a in enumerate(jax.tree.leaves(round_fn))}
     counts["schedule"] = trials if len(schedules) == 1 else len(schedules)
     counts["data"] = trials if data.offsets.ndim == 1 else len(data.offsets)
@@ -148,7 +165,8 @@ def _check_trials(
         if found != trials:
             raise ValueError(f"{name}: expected {trials} trials, as in states, found {found}")
     first, lengths = int(states.round[0]), {one.num_rounds for one in schedules}
-    for name, found in (("states", {*map(int, states.round)}), ("schedule", lengths)):
+    begun = {*map(int, np.asarray(states.round)[:trials])}
+    for name, found in (("states", begun), ("schedule", lengths)):
         if len(found) > 1:
             raise ValueError(
                 f"{name}: expected the same number of rounds in each trial, found {sorted(found)}"
@@ -163,7 +181,7 @@ def _check_trials(
     units = sorted({str(one.work_unit) for one in schedules})
     if len(units) > 1:
         raise ValueError(f"work_unit: expected the same in each trial, found {', '.join(units)}")
-    kept = np.asarray(states.history.version)
+    kept = np.asarray(states.history.version)[:trials]
     if alike := len(schedules) == 1:  # trials with equal histories need one check
         kept = np.unique(kept, axis=0)
         schedules = schedules * len(kept)
@@ -174,6 +192,28 @@ def _check_trials(
             # Those of the largest plan, where trials have plans of their own.
             planned = one.rows if alike else None
             memory_plan.check_rows(planned, one.recall, memories[0].shape[1], num_clients)
+    return trials
+
+
+def _spread_over(trials: int, mesh: Mesh | None, together: int | None) -> tuple[int, int]:
+    """The number of devices, and of trials that advance as one batch on each."""
+    check_kind("mesh", mesh, Mesh | None, "a jax Mesh or None")
+    if together is not None:
+        check_whole("together", together, 1)
+    size = 1 if mesh is None else mesh.shape[mesh.axis_names[0]]
+    if together is None and jax.default_backend() == "cpu":
+        together = 1
+    most = -(-trials // size)
+    return size, min(together or most, most)
+
+
+def _filled(tree: Any, count: int) -> Any:
+    """Arrays `[trials, ...]` with the last entry again, `[count, ...]`."""
+
+    def leaf(a: Any) -> Any:
+        return a if len(a) == count else jnp.asarray(a)[np.minimum(np.arange(count), len(a) - 1)]
+
+    return jax.tree.map(leaf, tree)
 
 
 def _each_trial(
@@ -184,30 +224,23 @@ def _each_trial(
     own: Any,
     common: Any,
     mesh: Mesh | None,
-    together: int | None,
+    size: int,
+    together: int,
     donate: bool = False,
 ) -> Any:
-    """`body(function, *fixed, first, own, common)` for each trial, entries of `first` and `own`."""
-    check_kind("mesh", mesh, Mesh | None, "a jax Mesh or None")
-    if together is not None:
-        check_whole("together", together, 1)
+    """`body(function, *fixed, first, own, common)` for each trial, entries of `first` and `own`.
+
+    They are lengthened up to a multiple of `size`, the devices, and so is the result.
+    """
     trials = len(jax.tree.leaves(first)[0])
-    size = 1 if mesh is None else mesh.shape[mesh.axis_names[0]]
-    filled = trials + -trials % size
-    if together is None:
-        together = 1 if jax.default_backend() == "cpu" else filled
-    if filled > trials:  # with the last one again: no device takes longer for it
-        places = np.minimum(np.arange(filled), trials - 1)
-        first, own = jax.tree.map(lambda a: jnp.asarray(a)[places], (first, own))
+    first, own = _filled((first, own), trials + -trials % size)
     if mesh is not None and size > 1:
         mesh = Mesh(mesh.devices, mesh.axis_names)  # automatic axes: results can be indexed
         first, own = jax.device_put((first, own), NamedSharding(mesh, P(mesh.axis_names[0])))
         common = jax.device_put(common, NamedSharding(mesh, P()))
     donated = (2,) if donate else ()
     run = compiled(_spread, function, static_argnums=(0, 1, 5, 6), donate_argnums=donated)
-    setting = mesh if size > 1 else None, min(together, filled // size)
-    result = run(body, fixed, first, own, common, *setting)
-    return jax.tree.map(lambda a: a[:trials], result) if filled > trials else result
+    return run(body, fixed, first, own, common, mesh if size > 1 else None, together)
 
 
 def _spread(

@@ -156,15 +156,14 @@ def start(group: Group, configs: Sequence[Config]) -> Progress:
 
 
 def program(group: Group, configs: Sequence[Config]) -> Program:
-    """The program of these trials, repeated up to a multiple of the devices."""
+    """The program of these trials; there are more states, up to a multiple of the devices."""
     task, mesh = group.task_data.task, group.task_data.mesh
     # Repeated here and not in every piece: the states then stay on their devices.
     places = np.minimum(np.arange(len(configs) + -len(configs) % mesh.size), len(configs) - 1)
-    filled = [configs[k] for k in places]
-    numbers = _numbers(filled)
+    numbers, filled = _numbers(configs), _numbers([configs[k] for k in places])
     alike = len({data_settings(config) for config in configs}) == 1
-    schedules = [group.schedule(config) for config in (filled[:1] if alike else filled)]
-    dealt = [*map(group.task_data.dealt, filled[:1] if alike else filled)]
+    schedules = [group.schedule(config) for config in (configs[:1] if alike else configs)]
+    dealt = [*map(group.task_data.dealt, configs[:1] if alike else configs)]
     lists = {name: _together([own[name] for own in dealt]) for name in dealt[0]}
     data = ccfl.FederatedData(group.task_data.data, *lists.pop("train"))
     round_fn, own_model = Partial(group.round_at, numbers), method.own_model(group.config, task)
@@ -173,7 +172,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
         return [([one.rounds(first, one.num_rounds) for one in schedules], data)]
 
     def advance(states: ccfl.State, own: list[ccfl.Schedule], data: ccfl.FederatedData) -> tuple:
-        if len(states.round) < len(filled):
+        if len(states.round) < len(places):
             states = jax.tree.map(lambda a: a[places], states)
         piece = own[0] if alike else own
         return ccfl.run_trials(round_fn, states, piece, data, mesh, donate=True)
@@ -187,7 +186,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
 
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
         found, done = [], int(np.asarray(states.round).max())
-        for k, (test, further) in enumerate(_scores(group.task_data, numbers, states)):
+        for k, (test, further) in enumerate(_scores(group.task_data, filled, states)):
             if k < len(configs):
                 further |= theirs(k, states)
                 own = schedules[k if len(schedules) > 1 else 0].rounds(0, done)

@@ -76,6 +76,32 @@ def test_one_schedule_may_serve_all_trials_and_clients_may_differ():
         assert_trees_close(pick(found, k), alone(k, SCHEDULES[0], own)[0])
 
 
+@pytest.mark.parametrize(("devices", "of_many"), [(4, False), (4, True), (3, False), (None, False)])
+def test_trials_that_do_not_fill_the_devices_take_no_further_steps(singles, devices, of_many):
+    """Five trials on four devices are eight places; `of_many`: with states for all of these."""
+    calls, each = [], []
+
+    def counted(rates, state, slots, data):
+        state, info = round_at(rates, state, slots, data)
+        jax.debug.callback(lambda steps: calls.append(int(steps.sum())), info.steps)
+        return state, info
+
+    mesh, states = devices and mesh_of(devices), first_states()
+    if of_many:
+        states = pick(states, np.array([0, 1, 2, 3, 4, 4, 4, 4]))
+    for piece in ((0, 4), (4, 7)):
+        schedules = [one.rounds(*piece) for one in SCHEDULES]
+        states, infos = ccfl.run_trials(Partial(counted, NUMBERS), states, schedules, DATA, mesh)
+        each.append(infos)
+    jax.effects_barrier()
+    assert len(calls) == 5 * 7 and sum(calls) == sum(info.steps.sum() for _, info in singles)
+    assert len(states.round) == (8 if of_many else 5) and len(each[0].steps) == 5
+    for k, (state, info) in enumerate(singles):
+        assert_trees_close(pick((states, each[1]), k), (state, pick(info, slice(4, None))))
+    if of_many:  # these have not moved
+        assert states.round.tolist() == [7] * 5 + [0] * 3
+
+
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_diverging_trial_touches_no_other(singles, together):
     rate = np.where(np.arange(5) == 2, np.nan, RATES).astype(np.float32)
