@@ -83,7 +83,7 @@ def run_trials(
     slots, (rounds, *_) = zip(*map(padded, schedules), strict=True)
     function, given = taken_apart(round_fn)
     own: dict[str, Any] = {"given": given}
-    common = {"arrays": data.arrays}
+    common: dict[str, Any] = {"arrays": data.arrays}
     filled = trials + -trials % size
     if together == 1 and filled > trials:  # of a batch the longest would decide for all
         own["rounds"] = np.where(np.arange(filled) < trials, rounds, 0).astype(np.int32)
