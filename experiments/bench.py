@@ -9,8 +9,8 @@ For every case, in a table and with `--json=FILE` as a list of objects:
   for; masked work does not count. `pieces` and `rounds` say how much was timed.
 * `compile_s`: until a piece of no rounds has returned (tracing, compiling, or reading a cache);
   `first_round_s`: from the data in host memory to the first round done, compiling included.
-* `host_mb`, `device_mb`: peak resident memory of the process so far, so with several workloads in
-  one process the largest yet; peak memory of the first device, null where the backend has no
+* `host_mb`, `device_mb`: peak resident memory of the process during the case, where the system does
+  not tell until then; peak memory of the first device, null where the backend has no
   statistics.
 * `useful_steps`: the share of lanes' steps that were not masked.
 * `gflops`: samples times the operations a sample needs, counted by hand (`Workload.flops`);

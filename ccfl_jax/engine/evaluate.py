@@ -170,7 +170,7 @@ def _client_sums(
 
     if mesh is None:
         each = jnp.arange(len(data)), memories
-        return jax.lax.map(lambda entry: one(*entry, params, data), each)
+        return jax.lax.map(lambda entry: one(entry[0], entry[1], params, data), each)
 
     def nth(k: jax.Array, params: Params, memories: Any, data: FederatedData) -> tuple:
         return one(k, jax.tree.map(lambda a: a[k], memories), params, data)
@@ -183,7 +183,7 @@ def _mesh(tree: Any) -> Mesh | None:
     for leaf in jax.tree.leaves(tree):
         where = leaf.sharding if isinstance(leaf, jax.Array) else None
         if isinstance(where, NamedSharding) and where.is_fully_replicated and where.mesh.size > 1:
-            return where.mesh
+            return where.mesh if isinstance(where.mesh, Mesh) else None
     return None
 
 

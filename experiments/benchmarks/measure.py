@@ -1,9 +1,11 @@
 """Timing one workload: pieces of rounds after compilation, blocked on their results."""
 
+import contextlib
+import gc
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +36,7 @@ def measure(
     lanes: int | None = None,
     others: dict[str, Callable[[ccfl.Schedule], int]] | None = None,
     method: Method | None = None,
+    pieces: int | None = None,
 ) -> dict[str, Any]:
     """Times one workload; the head of `experiments.bench` explains the entries.
 
@@ -45,22 +48,24 @@ def measure(
         others: name -> a loop that trains a piece of schedule, or a part of it, and returns the
             useful samples; each gets every piece after us.
         method: what to train with; CC-FedAvg is then one of the others. By default that alone.
+        pieces: that the time has, at least; five by default.
     """
     slots, count = workload.schedule.num_slots, 1 if mesh is None else mesh.size
     lanes = min(lanes or _default_lanes(workload, slots, count), slots)
     started = time.perf_counter()
     advance, memories = _prepare(workload, mesh, lanes, method)
-    compile_s = _timed(advance, workload.schedule.rounds(0, 0))[1]
+    compile_s = timed(advance, workload.schedule.rounds(0, 0))[1]
     advance(cut(workload.schedule, 0, 1))
     first_round_s = time.perf_counter() - started
     others = others or {}
     if method is not None:
         plain, _ = _prepare(workload, mesh, lanes)
         others = others | {"cc_fedavg": lambda piece: int(plain(piece).samples.sum())}
-    pieces, theirs = _time_pieces(workload.schedule, advance, seconds, others)
+    timing = seconds, pieces or _PIECES, others
+    timed_pieces, theirs = _time_pieces(workload.schedule, advance, *timing)
 
-    steps = np.concatenate([info.steps for info, _ in pieces])
-    ours = [float(info.samples.sum() / s) for info, s in pieces]
+    steps = np.concatenate([info.steps for info, _ in timed_pieces])
+    ours = [float(info.samples.sum() / s) for info, s in timed_pieces]
     samples_per_s = median(ours)
     against = {name: _compared(ours, rates) for name, rates in theirs.items()}
     return {
@@ -69,13 +74,13 @@ def measure(
         "devices": count,
         "lanes": lanes,
         "samples_per_s": samples_per_s,
-        "client_updates_per_s": float(median(info.present.sum() / s for info, s in pieces)),
-        "rounds_per_s": float(median(len(info.steps) / s for info, s in pieces)),
-        "pieces": len(pieces),
+        "client_updates_per_s": float(median(info.present.sum() / s for info, s in timed_pieces)),
+        "rounds_per_s": float(median(len(info.steps) / s for info, s in timed_pieces)),
+        "pieces": len(timed_pieces),
         "rounds": len(steps),
         "compile_s": compile_s,
         "first_round_s": first_round_s,
-        "host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "host_mb": peak_mb(),
         "device_mb": _device_mb(),
         "memories": memories,
         "useful_steps": useful_steps(steps, lanes),
@@ -96,6 +101,18 @@ def _default_lanes(workload: Workload, slots: int, count: int) -> int:
     shapes = jax.tree.leaves(jax.eval_shape(workload.task.init, jax.random.key(0)))
     parameters = sum(leaf.size for leaf in shapes)
     return load_balancing.lanes(jax.default_backend(), parameters, slots, count)
+
+
+def peak_mb() -> float:
+    """The most resident memory of this process since `forget_peak`."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def forget_peak() -> None:
+    """Begins a new peak of memory, where the system can; else it stays that of the process."""
+    gc.collect()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _device_mb() -> float | None:
@@ -119,7 +136,7 @@ def product_gflops(size: int = _PRODUCT) -> float:
     a = jnp.asarray(np.random.default_rng([0]).normal(size=(size, size)), jnp.float32)
     product = jax.jit(jnp.matmul)
     jax.block_until_ready(product(a, a))
-    seconds = median(_timed(product, a, a)[1] for _ in range(5))
+    seconds = median(timed(product, a, a)[1] for _ in range(5))
     return 2 * size**3 / seconds / 1e9
 
 
@@ -166,7 +183,7 @@ def _prepare(
     if mesh is None:
         data, state = jax.device_put((workload.data, state))
     else:
-        data, state = devices.put((workload.data, state), mesh)
+        data, state = devices.share(workload.data, mesh), devices.put(state, mesh)
 
     def advance(piece: ccfl.Schedule) -> ccfl.Info:
         nonlocal state
@@ -178,24 +195,29 @@ def _prepare(
 
 
 def _time_pieces(
-    schedule: ccfl.Schedule, advance: Advance, seconds: float, others: dict[str, Callable]
+    schedule: ccfl.Schedule,
+    advance: Advance,
+    seconds: float,
+    number: int,
+    others: dict[str, Callable],
 ) -> tuple[list[tuple[ccfl.Info, float]], dict[str, list[float]]]:
     """Our pieces with the seconds of each, and the samples per second of every other loop."""
-    _, once = _timed(advance, cut(schedule, 1, 1))
-    count = int(np.clip(seconds / _PIECES / once, 1, 256))
+    _, once = timed(advance, cut(schedule, 1, 1))
+    count = int(np.clip(seconds / number / once, 1, 256))
     for loop in others.values():
         loop(cut(schedule, 0, 1))
     pieces, theirs, done = [], {name: [] for name in others}, 2
-    while len(pieces) < _PIECES or sum(s for _, s in pieces) < seconds:
-        pieces.append(_timed(advance, cut(schedule, done, count)))
+    while len(pieces) < number or sum(s for _, s in pieces) < seconds:
+        pieces.append(timed(advance, cut(schedule, done, count)))
         for name, loop in others.items():
-            samples, taken = _timed(loop, cut(schedule, done, count))
+            samples, taken = timed(loop, cut(schedule, done, count))
             theirs[name].append(samples / taken)
         done += count
     return pieces, theirs
 
 
-def _timed(function: Callable, *arguments: Any) -> tuple[Any, float]:
+def timed(function: Callable, *arguments: Any) -> tuple[Any, float]:
+    """What a function returns, and the seconds until that is there."""
     started = time.perf_counter()
     result = jax.block_until_ready(function(*arguments))
     return result, time.perf_counter() - started
@@ -216,8 +238,10 @@ def measure_rates(workload: Workload, seconds: float, together: bool) -> dict[st
     }
 
 
-def rate_trials(workload: Workload, together: bool) -> Callable[[ccfl.Schedule], tuple]:
-    """A function that runs rounds for every rate, each time from the start.
+def rate_trials(
+    workload: Workload, together: bool, every: Sequence[float] = _RATES, mesh: Mesh | None = None
+) -> Callable[[ccfl.Schedule], tuple]:
+    """A function that runs rounds for every rate, each time from the start, over a mesh's devices.
 
     It returns states and infos `[trials, ...]`, whether the trials are a batch axis of one program
     or run one after another in it.
@@ -231,7 +255,8 @@ def rate_trials(workload: Workload, together: bool) -> Callable[[ccfl.Schedule],
     def first(rate: jax.Array) -> ccfl.State:
         return ccfl.init_state(workload.task, ccfl.cc_fedams(rate), jax.random.key(0))
 
-    rates, data = jnp.array(_RATES), jax.device_put(workload.data)
+    rates = jnp.array(every)
+    data = jax.device_put(workload.data) if mesh is None else devices.share(workload.data, mesh)
     round_fn, states = jax.tree_util.Partial(round_at, rates), jax.vmap(first)(rates)
-    size = len(_RATES) if together else 1
-    return lambda piece: ccfl.run_trials(round_fn, states, piece, data, together=size)
+    size = len(every) if together else 1
+    return lambda piece: ccfl.run_trials(round_fn, states, piece, data, mesh, together=size)

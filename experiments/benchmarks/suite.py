@@ -12,7 +12,7 @@ from ccfl_jax.io.files import replace_file
 
 from ..config.bench_flags import Case, Options
 from ..training import devices
-from . import measure, methods, workloads
+from . import measure, methods, scale, workloads
 
 
 def run(cases: Sequence[Case], options: Options) -> list[dict[str, Any]]:
@@ -27,6 +27,7 @@ def run(cases: Sequence[Case], options: Options) -> list[dict[str, Any]]:
     print(f"device {measure.device_name()}, jax {jax.__version__}", flush=True)
     results = []
     for case in cases:
+        measure.forget_peak()
         result = {"case": {name: value for name, value in case._asdict().items() if value}}
         if time.monotonic() < end:
             try:
@@ -39,12 +40,17 @@ def run(cases: Sequence[Case], options: Options) -> list[dict[str, Any]]:
         print(_report(result), flush=True)
         if options.json is not None:
             replace_file(options.json, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    sizes = [result for result in results if result["case"]["workload"] == "scale"]
+    if sizes:
+        print(scale.table(sizes), flush=True)
     return results
 
 
 def _measure(
     case: Case, options: Options, mesh: jax.sharding.Mesh, loops: Callable
 ) -> dict[str, Any]:
+    if case.workload == "scale":
+        return scale.case(options.seconds, mesh, options.lanes, **case.settings)
     workload = getattr(workloads, case.workload)(**case.settings)
     if case.rates is not None:
         return measure.measure_rates(workload, options.seconds, case.rates == "together")
@@ -85,6 +91,10 @@ def _report(result: dict[str, Any]) -> str:
     name = " ".join([case["workload"], *words])
     if "error" in result:
         return f"{name}: {result['error']}"
+    if case["workload"] == "scale":
+        return "{name}: {rounds_per_s:.4g} rounds/s, peak {host_mb:.0f} MB".format(
+            name=name, **result
+        )
     if "rates" in case:
         return f"{name}: {result['samples_per_s']:.0f} samples/s, {result['gflops']:.1f} GFLOP/s"
     line = name + (

@@ -58,10 +58,18 @@ WORKLOADS = {
     ],
     "memory": [Case("memory", method="scaffold")],
 }
+_SIZES = {  # of a run, each varied alone from `scale.workload`
+    "clients": (1_000, 10_000, 100_000, 350_000),
+    "slots": (10, 100, 1_000, 10_000),
+    "history": (10, 100, 1_000),
+    "trials": (3, 16, 256),
+    "parameters": (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000),
+}
 _ALL = [case for cases in WORKLOADS.values() for case in cases]
 CASES = {
     **WORKLOADS,
     "all": _ALL,
+    "scale": [Case("scale", {name: size}) for name, sizes in _SIZES.items() for size in sizes],
     "accelerator": [  # systems last, as time may run out
         *(case for case in _ALL if case.method is None),
         *_variants(),
@@ -78,7 +86,8 @@ class Options:
         one_of(*CASES),
         "all",
         "cases to time; systems, memory: in turn with CC-FedAvg; accelerator: all of them, and "
-        "lanes, lowerings of a convolution, bfloat16, and nine rates together and apart",
+        "lanes, lowerings of a convolution, bfloat16, and nine rates together and apart; scale "
+        "(not in all): sizes of a run, each varied alone",
         "Benchmark",
     )
     seconds: float = flag(POSITIVE, 10.0, "to time each case for", "Benchmark")
@@ -104,7 +113,14 @@ BENCH = flags.table(Options)
 
 
 def cases(options: Options) -> list[Case]:
-    """The cases to time; `--batch_size` replaces that of each, and equal cases are timed once."""
+    """The cases to time; `--batch_size` replaces that of each, and equal cases are timed once.
+
+    Raises:
+        ValueError: for a flag that `scale` has no use for.
+    """
+    for name in ("against", "batch_size"):
+        if options.workload == "scale" and getattr(options, name) is not None:
+            raise ValueError(f"--{name}: expected another workload than scale")
     found = []
     for case in CASES[options.workload]:
         if options.batch_size is not None:
