@@ -77,8 +77,9 @@ def run_trials(
     check_parts(round_fn, states, *schedules)
     data = usable(data)
     states, round_fn = held("states", states), held("round_fn", round_fn)
-    size, together = _spread_over(len(states.round), mesh, together)
-    trials = _check_trials(round_fn, states, schedules, data, size)
+    size, together = _spread_over(np.size(states.round), mesh, together)
+    trials = _number_of(round_fn, states, size)
+    _check_trials(round_fn, states, schedules, data, trials)
     check_newest(states)
     slots, (rounds, *_) = zip(*map(padded, schedules), strict=True)
     function, given = taken_apart(round_fn)
@@ -149,15 +150,8 @@ def _sums(
 
 
 def _check_trials(
-    round_fn: Partial, states: State, schedules: list[Schedule], data: FederatedData, size: int
-) -> int:
-    """The number of trials on `size` devices, of which there may be more states."""
-    if states.round.ndim != 1:
-        raise ValueError(f"states: expected [trials, ...], found a round {states.round.shape}")
-    trials = len(states.round)
-    for leaf in jax.tree.leaves(round_fn)[:1]:
-        if len(leaf) + -len(leaf) % size == trials:
-            trials = len(leaf)
+    round_fn: Partial, states: State, schedules: list[Schedule], data: FederatedData, trials: int
+) -> None:
     counts = {f"argument {i} of round_fn": len(a) for i, a in enumerate(jax.tree.leaves(round_fn))}
     counts["schedule"] = trials if len(schedules) == 1 else len(schedules)
     counts["data"] = trials if data.offsets.ndim == 1 else len(data.offsets)
@@ -192,7 +186,15 @@ def _check_trials(
             # Those of the largest plan, where trials have plans of their own.
             planned = one.rows if alike else None
             memory_plan.check_rows(planned, one.recall, memories[0].shape[1], num_clients)
-    return trials
+
+
+def _number_of(round_fn: Partial, states: State, size: int) -> int:
+    """The number of trials; on `size` devices there may be more states."""
+    if states.round.ndim != 1:
+        raise ValueError(f"states: expected [trials, ...], found a round {states.round.shape}")
+    trials = [len(leaf) for leaf in jax.tree.leaves(round_fn)[:1]]
+    filled = len(states.round)
+    return trials[0] if trials and trials[0] + -trials[0] % size == filled else filled
 
 
 def _spread_over(trials: int, mesh: Mesh | None, together: int | None) -> tuple[int, int]:

@@ -120,7 +120,7 @@ def cases(options: Options) -> list[Case]:
     """
     for name in ("against", "batch_size"):
         if options.workload == "scale" and getattr(options, name) is not None:
-            raise ValueError(f"--{name}: expected another workload than scale")
+            raise ValueError(f"--{name}: expected none for scale, found {getattr(options, name)}")
     found = []
     for case in CASES[options.workload]:
         if options.batch_size is not None:

@@ -57,8 +57,8 @@ def test_the_table_has_a_line_for_each_size():
 
 @pytest.mark.parametrize("flag", ["--against=torch", "--batch_size=3"])
 def test_flags_without_a_use_are_refused(flag, refuses):
-    name = flag.partition("=")[0]
-    message = f"{name}: expected another workload than scale"
+    name, _, value = flag.partition("=")
+    message = f"{name}: expected none for scale, found {value}"
     refuses(message, bench.main, "bench", "--workload=scale", flag)
 
 
