@@ -144,29 +144,40 @@ class DenseTags(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, old: int, new: int):
+    def __init__(self, old: int, new: int, project: bool):
         super().__init__()
-        self.stride, self.grow = new // old, new - old
+        self.stride, self.grow = 1 if new == old else 2, new - old
         self.conv1 = nn.Conv2d(old, new, 3, self.stride, padding=1, bias=False)
         self.conv2 = nn.Conv2d(new, new, 3, padding=1, bias=False)
         self.norm1, self.norm2 = nn.GroupNorm(2, new), nn.GroupNorm(2, new)
+        self.shortcut = None
+        if project and self.grow:
+            pointwise = nn.Conv2d(old, new, 1, self.stride, bias=False)
+            self.shortcut = nn.Sequential(pointwise, nn.GroupNorm(2, new))
 
     def forward(self, x):
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        if self.shortcut is not None:
+            return F.relu(y + self.shortcut(x))
         half = self.grow // 2
         x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.grow - half))
         return F.relu(y + x)
 
 
-class ResNet20(nn.Module):
-    """The 20-layer network for 32 x 32 images, with GroupNorm."""
+class ResNet(nn.Module):
+    """Networks for 32 x 32 images, with GroupNorm: of 20 layers, or with `project` of 18."""
 
-    def __init__(self):
+    def __init__(self, project: bool = False):
         super().__init__()
-        widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
-        start = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU()
-        self.body = nn.Sequential(*start, *(_Block(*pair) for pair in pairwise(widths)))
-        self.head = nn.Linear(64, 10)
+        if project:
+            widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
+        else:
+            widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
+        first = widths[0]
+        start = nn.Conv2d(3, first, 3, padding=1, bias=False), nn.GroupNorm(2, first), nn.ReLU()
+        blocks = (_Block(*pair, project) for pair in pairwise(widths))
+        self.body = nn.Sequential(*start, *blocks)
+        self.head = nn.Linear(widths[-1], 10)
 
     def forward(self, x):
         return self.head(self.body(x).mean((2, 3)))

@@ -68,7 +68,11 @@ def _ways(workload: Workload) -> dict[str, tuple]:
     x, y = torch.from_numpy(x), torch.from_numpy(y).long()
     if workload.model == "logistic":
         return {"torch": (nn.Linear(60, 10), F.cross_entropy, x, y)}
-    net = {"cnn": torch_clients.cnn, "resnet20": torch_clients.ResNet20}[workload.model]
+    net = {
+        "cnn": torch_clients.cnn,
+        "resnet20": torch_clients.ResNet,
+        "resnet18": partial(torch_clients.ResNet, project=True),
+    }[workload.model]
     last = torch.channels_last
     return {
         "torch": (net(), F.cross_entropy, x.contiguous(), y),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 import ccfl_jax as ccfl
-from ccfl_jax.models import CNN, Logistic, ResNet20, TagLogistic
+from ccfl_jax.models import CNN, Logistic, ResNet18, ResNet20, TagLogistic
 
 TABLE_SIZE = 10_000, 500  # vocabulary, tags
 
@@ -113,23 +113,55 @@ def cifar_resnet20(
     compute_dtype: str | None = None,
 ) -> Workload:
     """Noise in the shape of CIFAR-10, ResNet-20, five clients a round, one epoch."""
-    rng = np.random.default_rng([2])
-    arrays = _images(rng, num_clients * samples, (32, 32, 3))
+    sizes = batch_size, num_clients, samples, rounds
+    flops = _resnet_flops((16, 32, 64), 3, project=False)
+    return _cifar("resnet20", ResNet20(lowering=lowering), flops, *sizes, compute_dtype)
+
+
+def cifar_resnet18(
+    batch_size: int = 20,
+    num_clients: int = 20,
+    samples: int = 20,
+    rounds: int = 64,
+    compute_dtype: str | None = None,
+) -> Workload:
+    """As `cifar_resnet20` with the paper's ResNet-18 and fewer samples."""
+    sizes = batch_size, num_clients, samples, rounds
+    flops = _resnet_flops((64, 128, 256, 512), 2, project=True)
+    return _cifar("resnet18", ResNet18(), flops, *sizes, compute_dtype)
+
+
+def _resnet_flops(widths: tuple[int, ...], blocks: int, project: bool) -> int:
+    """Of a sample of 32 x 32 pixels; the first layer has two products, as the CNN's."""
+    first, before, rest = 32 * 32 * 27 * widths[0], widths[0], widths[-1] * 10
+    for stage, width in enumerate(widths):
+        kernels = 9 * (before + (2 * blocks - 1) * width) * width
+        kernels += before * width * (project and width != before)
+        rest, before = rest + (32 >> stage) ** 2 * kernels, width
+    return 2 * (2 * first + 3 * rest)
+
+
+def _cifar(
+    name: str,
+    model: ResNet20 | ResNet18,
+    flops: int,
+    batch_size: int,
+    num_clients: int,
+    samples: int,
+    rounds: int,
+    compute_dtype: str | None,
+) -> Workload:
+    arrays = _images(np.random.default_rng([2]), num_clients * samples, (32, 32, 3))
     clients = np.arange(num_clients * samples).reshape(num_clients, samples)
-    first = 32 * 32 * 16 * 27
-    stages = 32 * 32 * 9 * 6 * 16 * 16 + 16 * 16 * 9 * (16 * 32 + 5 * 32 * 32)
-    stages += 8 * 8 * 9 * (32 * 64 + 5 * 64 * 64) + 64 * 10
     return Workload(
-        name=f"cifar_resnet20 B={batch_size}",
-        model="resnet20",
-        task=ccfl.classification_task(
-            ResNet20(lowering=lowering), (32, 32, 3), 10, compute_dtype=compute_dtype
-        ),
+        name=f"cifar_{name} B={batch_size}",
+        model=name,
+        task=ccfl.classification_task(model, (32, 32, 3), 10, compute_dtype=compute_dtype),
         data=ccfl.FederatedData.from_indices(arrays, clients),
         schedule=ccfl.random_schedule(0, rounds, num_clients, min(5, num_clients), 0, 1, 1),
         batch_size=batch_size,
         local_lr=0.05,
-        flops=2 * (2 * first + 3 * stages),
+        flops=flops,
     )
 
 

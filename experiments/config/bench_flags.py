@@ -50,6 +50,7 @@ WORKLOADS = {
     "fmnist_cnn": [Case("fmnist_cnn", {"batch_size": size}) for size in (20, 50)],
     "stackoverflow_lr": [Case("stackoverflow_lr")],
     "cifar_resnet20": [Case("cifar_resnet20")],
+    "cifar_resnet18": [Case("cifar_resnet18")],
     "logistic_many": [Case("logistic_many")],
     "async": [Case("asynchronous", {"concurrency": c}) for c in (10, 100, 1000)],
     "systems": [

@@ -26,6 +26,7 @@ TINY = {
     "fmnist_cnn": {"batch_size": 5, "num_clients": 5, "buffer_size": 5, "train": NOISE},
     "stackoverflow_lr": {"batch_size": 4, "num_clients": 3, "samples": 4},
     "cifar_resnet20": {"batch_size": 2, "num_clients": 2, "samples": 2},
+    "cifar_resnet18": {"batch_size": 2, "num_clients": 2, "samples": 2},
     "logistic_many": {"num_clients": 500, "buffer_size": 70, "rows": 50},
     "memory": {},  # of the logistic_many above
     "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
@@ -40,7 +41,7 @@ def small(monkeypatch):
     monkeypatch.setattr(measure, "_PRODUCT", 64)
     monkeypatch.setattr(measure, "_PIECES", 2)
     monkeypatch.setattr(workloads, "TABLE_SIZE", (50, 12))
-    for model in ("CNN", "ResNet20"):
+    for model in ("CNN", "ResNet18", "ResNet20"):
         monkeypatch.setattr(workloads, model, lambda **_: Logistic(10))
     for name, build in SMALL.items():
         tiny = lambda f=build, **own: f(**(own | f.keywords))  # noqa: E731
@@ -157,6 +158,11 @@ def test_operations_of_the_networks():
     forward = 40_551_040  # multiplications of the 20-layer network in one 32 x 32 image
     first = 32 * 32 * 16 * 27
     assert SMALL["cifar_resnet20"]().flops == 2 * (3 * forward - first)
+    # Stages of 32, 16, 8, 4 pixels: four 3 x 3 kernels, from the second on one of them half as
+    # wide and a pointwise one, all of 64 x 64 x 32 x 32 multiplications a kernel position.
+    each = 64 * 64 * 32 * 32
+    first, forward = 32 * 32 * 64 * 27, 4 * 9 * each + 3 * (9 * (3 + 0.5) + 0.5) * each + 512 * 10
+    assert SMALL["cifar_resnet18"]().flops == 2 * (2 * first + 3 * forward)
 
 
 def test_clients_of_the_index_structure_are_whole():

@@ -17,6 +17,7 @@ SMALL = {
     "fmnist_cnn": {"batch_size": 5, "num_clients": 5, "buffer_size": 5, "train": NOISE},
     "stackoverflow_lr": {"batch_size": 4, "num_clients": 3, "samples": 4},
     "cifar_resnet20": {"batch_size": 2, "num_clients": 2, "samples": 2},
+    "cifar_resnet18": {"batch_size": 2, "num_clients": 2, "samples": 2},
     "logistic_many": {"num_clients": 500, "buffer_size": 70, "rows": 50},
     "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
 }
@@ -80,9 +81,11 @@ def test_the_longest_visits_go_first_to_who_has_least():
     ]
 
 
-def test_channels_last_is_the_same_network():
+@pytest.mark.parametrize(("project", "parameters"), [(False, 269_722), (True, 11_173_962)])
+def test_channels_last_is_the_same_network(project, parameters):
     torch.manual_seed(0)
-    plain, last = torch_clients.ResNet20(), torch_clients.ResNet20()
+    plain, last = torch_clients.ResNet(project), torch_clients.ResNet(project)
+    assert sum(p.numel() for p in plain.parameters()) == parameters  # those of `models.resnet`
     last = last.to(memory_format=torch.channels_last)
     weights = torch_clients.flat(plain)
     torch_clients.load(last, weights)
