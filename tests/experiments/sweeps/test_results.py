@@ -163,7 +163,8 @@ _FIELDS = "expected a trial's name, status, config and rows, found"
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    *((text, "expected JSON, found ...") for text in ("", "{", "\udcff", "[" * 9**5, '{"a": NaN}')),
+    *((text, "expected JSON, found ...") for text in ("", "{", "\udcff", "[" * 9**5)),
+    ('{"a": NaN}', "expected numbers, found NaN"),
     *((text, f"{_FIELDS} {text}") for text in ("[]", "{}", "{'config': 3}")),
     *((wrong, f"{_FIELDS} {{'name': ...")
       for wrong in ({"status": "won"}, {"status": []}, {"config": []}, {"rows": {}})),
