@@ -52,7 +52,7 @@ def test_nf_15_a_schedule_and_a_reproduction_are_written_without_their_picture(
     said = ended(0, capsys, schedule.main, "schedule", *made)
     assert said.err == NO_PICTURE.format(tmp_path / "s.png")
     assert names(tmp_path) == ["s.log.npz", "s.npz"] and "s.png" not in said.out
-    monkeypatch.setattr(reproduction.runner, "run", lambda *args: [])
+    monkeypatch.setattr(reproduction.runner, "run", lambda *_, **__: [])
     monkeypatch.setattr(reproduction, "_draw", lambda *args: canvas_without())
     (tmp_path / "r").mkdir()
     said = ended(0, capsys, reproduce.main, "reproduce", "fig3_beta", f"--out_dir={tmp_path / 'r'}")
