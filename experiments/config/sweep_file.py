@@ -9,13 +9,8 @@ from . import flag as flags
 from .flag import Given, Table
 
 SWEEP_FILE = "sweep.json"
-OF_NOW = (
-    "out_dir",
-    "resume",
-    "overwrite",
-    "accept_changed",
-    "cluster",
-)  # not of the sweep, but of a command
+# Not of the sweep, but of a command.
+OF_NOW = ("out_dir", "resume", "overwrite", "accept_changed", "cluster")
 _PARTS = ("of_files", "written")  # given in flag files, and on the command line itself
 
 
