@@ -149,8 +149,9 @@ def _client_sums(
     """The metrics' sums and counts `[clients]`; whether each one's model is finite."""
 
     def one(
-        client: jax.Array, memory: Any, params: Params, data: FederatedData
+        client: jax.Array, params: Params, memories: Any, data: FederatedData
     ) -> tuple[dict[str, Any], jax.Array]:
+        memory = jax.tree.map(lambda a: a[client], memories)
         model = params if own is None else own(params, memory)
         begin, size = data.offsets[client], data.offsets[client + 1] - data.offsets[client]
 
@@ -168,14 +169,7 @@ def _client_sums(
         batches = -(-size // batch_size)
         return jax.lax.fori_loop(0, batches, add, none), tree_util.all_finite(model)
 
-    if mesh is None:
-        each = jnp.arange(len(data)), memories
-        return jax.lax.map(lambda entry: one(entry[0], entry[1], params, data), each)
-
-    def nth(k: jax.Array, params: Params, memories: Any, data: FederatedData) -> tuple:
-        return one(k, jax.tree.map(lambda a: a[k], memories), params, data)
-
-    return _spread(mesh, nth, len(data), params, memories, data)
+    return _spread(mesh, one, len(data), params, memories, data)
 
 
 def _mesh(tree: Any) -> Mesh | None:
@@ -187,8 +181,10 @@ def _mesh(tree: Any) -> Mesh | None:
     return None
 
 
-def _spread(mesh: Mesh, function: Callable, count: int, *world: Any) -> Any:
+def _spread(mesh: Mesh | None, function: Callable, count: int, *world: Any) -> Any:
     """`function(k, *world)` of k from 0 to `count` - 1, stacked: a share of them on each device."""
+    if mesh is None:
+        return jax.lax.map(lambda k: function(k, *world), jnp.arange(count))
     axes, share = mesh.axis_names, -(-count // mesh.size)
 
     def on_device(*world: Any) -> Any:
@@ -253,18 +249,12 @@ def batch_sums(
 
     Of the first `rows` rows; `batch_size` of them together; over the devices of `mesh`.
     """
-    firsts, world = jnp.arange(0, num_rows(arrays), batch_size), (params, arrays, rows)
 
-    def one_batch(first: jax.Array, params: Params, arrays: Batch, rows: jax.Array | int) -> dict:
-        places = first + jnp.arange(batch_size)
+    def one_batch(k: jax.Array, params: Params, arrays: Batch, rows: jax.Array | int) -> dict:
+        places = k * batch_size + jnp.arange(batch_size)
         batch = {name: jnp.asarray(a)[jnp.minimum(places, rows - 1)] for name, a in arrays.items()}
         return metrics(params, batch, places < rows)
 
-    def nth(k: jax.Array, *world: Any) -> dict:
-        return one_batch(k * batch_size, *world)
-
-    if mesh is None:
-        sums = jax.lax.map(lambda first: one_batch(first, *world), firsts)
-    else:
-        sums = _spread(mesh, nth, len(firsts), *world)
+    batches = -(-num_rows(arrays) // batch_size)
+    sums = _spread(mesh, one_batch, batches, params, arrays, rows)
     return sums, tree_util.all_finite(params)
