@@ -10,6 +10,7 @@ from flax.linen.dtypes import promote_dtype
 from jax import lax
 
 from ccfl_jax.models.lowerings import LOWERINGS, band, conv2d, default_lowering, tile_width
+from ccfl_jax.models.tall import TALL
 
 # As `lowerings._MAX_COLUMNS`, for products with the batch in the last axis.
 _MAX_COLUMNS = 64
@@ -232,7 +233,7 @@ def _check(module, strides):
     if module.lowering not in (None, *LOWERINGS):
         names = ", ".join(map(repr, LOWERINGS))
         raise ValueError(f"{name}: expected {names}, None, found lowering {module.lowering!r}")
-    if module.lowering in ("tall", "winograd") and (
+    if module.lowering in TALL and (
         tuple(strides) != (1, 1) or (module.lowering == "winograd" and module.kernel_size[1] != 3)
     ):
         raise ValueError(

@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from ccfl_jax.models.tall import conv_tall
+from ccfl_jax.models.tall import TALL, conv_tall
 
-LOWERINGS = "xla", "shifted", "banded", "tall", "winograd"
+LOWERINGS = "xla", "shifted", "banded", *TALL
 # Wider products only multiply more zeros, narrower ones run at a lower rate.
 _MAX_COLUMNS = 96
 
@@ -52,7 +52,7 @@ def conv2d(
     of one floating dtype. The lowerings differ by rounding only. "tall" and "winograd" take strides
     of 1 and are differentiable in reverse mode, the others in every mode.
     """
-    if lowering in ("tall", "winograd"):
+    if lowering in TALL:
         return conv_tall(x, kernel, edges, lowering)
     if lowering == "xla":
         layout = ("NHWC", "HWIO", "NHWC")

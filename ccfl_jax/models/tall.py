@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+TALL = "tall", "winograd"
 Edges = tuple[tuple[int, int], tuple[int, int]]
 
 
