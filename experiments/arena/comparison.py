@@ -28,22 +28,22 @@ def compare(plan: Plan) -> int:
     worlds = plan.options.worlds.split(",")
     grids = {world: planning.tuning(plan, world) for world in worlds}  # refused before any work
     first = next(iter(grids[worlds[0]].values())).config
-    runner.start(first, plan.options.cluster)  # before JAX makes its own devices
+    cluster = plan.options.cluster
+    runner.start(first, cluster)  # before JAX makes its own devices
     _check_target(plan, first)
     for world in worlds:
         print(f"\nworld     {world}")
         for line in schedules(plan, world):
             print(line)
         folder = plan.folder / world
-        tried = runner.run(grids[world], folder / "tuning", cluster=plan.options.cluster)
+        tried = runner.run(grids[world], folder / "tuning", cluster=cluster)
         choices = _choices(tried)
         for method, members in selection.by_method(tried).items():
             print(f"best      {method}: {_line(choices[method], members)}")
         chosen = [one.varied for one in choices.values() if one is not None]
         trials = planning.final(plan, world, chosen)
         results.carry_over(tried, trials, folder / "final")
-        own = plan.options.cluster
-        final = runner.run(trials, folder / "final", cluster=own) if trials else []
+        final = runner.run(trials, folder / "final", cluster=cluster) if trials else []
         own = scores.table(final, plan.target)
         rows += [{"world": world, **row} for row in own]
         print(tables.as_markdown(own))
