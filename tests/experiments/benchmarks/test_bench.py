@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from small_workloads import TINY
 
 from ccfl_jax.models import Logistic
 from experiments import accelerator, bench
@@ -21,17 +22,10 @@ KEYS = {
     *("rounds_per_s", "pieces", "rounds", "compile_s", "first_round_s", "host_mb", "device_mb"),
     *("memories", "useful_steps", "gflops", "product_gflops", "against", "fastest"),
 }
-NOISE = workloads._images(np.random.default_rng([0]), 60, (28, 28, 1))
-TINY = {
-    "fmnist_cnn": {"batch_size": 5, "num_clients": 5, "buffer_size": 5, "train": NOISE},
-    "stackoverflow_lr": {"batch_size": 4, "num_clients": 3, "samples": 4},
-    "cifar_resnet20": {"batch_size": 2, "num_clients": 2, "samples": 2},
-    "cifar_resnet18": {"batch_size": 2, "num_clients": 2, "samples": 2},
-    "logistic_many": {"num_clients": 500, "buffer_size": 70, "rows": 50},
-    "memory": {},  # of the logistic_many above
-    "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
+SMALL = {
+    name: partial(getattr(workloads, name), rounds=4, **tiny)
+    for name, tiny in (TINY | {"memory": {}}).items()  # that of logistic_many above it
 }
-SMALL = {name: partial(getattr(workloads, name), rounds=4, **tiny) for name, tiny in TINY.items()}
 LONG = {*SMALL} - {"logistic_many", "memory"}  # a compilation each; one by default
 
 

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from small_workloads import TINY
 
 import ccfl_jax as ccfl
 from experiments.benchmarks import workloads
@@ -12,16 +13,6 @@ torch = pytest.importorskip("torch")
 torch_clients = pytest.importorskip("experiments.benchmarks.torch_clients")
 torch_loops = pytest.importorskip("experiments.benchmarks.torch_loops")
 
-NOISE = workloads._images(np.random.default_rng([0]), 60, (28, 28, 1))
-SMALL = {
-    "fmnist_cnn": {"batch_size": 5, "num_clients": 5, "buffer_size": 5, "train": NOISE},
-    "stackoverflow_lr": {"batch_size": 4, "num_clients": 3, "samples": 4},
-    "cifar_resnet20": {"batch_size": 2, "num_clients": 2, "samples": 2},
-    "cifar_resnet18": {"batch_size": 2, "num_clients": 2, "samples": 2},
-    "logistic_many": {"num_clients": 500, "buffer_size": 70, "rows": 50},
-    "asynchronous": {"concurrency": 4, "buffer_size": 2, "num_clients": 8},
-}
-
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
@@ -30,9 +21,9 @@ def small(monkeypatch):
     monkeypatch.setattr(devices, "cores", lambda: 1)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", TINY)
 def test_loops_count_the_useful_samples(name):
-    workload = getattr(workloads, name)(rounds=4, **SMALL[name])
+    workload = getattr(workloads, name)(rounds=4, **TINY[name])
     piece, sizes = workload.schedule.rounds(0, 2), np.diff(workload.data.offsets)
     per_unit = workload.batch_size if name == "asynchronous" else sizes[piece.client]
     with torch_loops.loops(workload) as loops:
