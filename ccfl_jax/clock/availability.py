@@ -144,7 +144,7 @@ def markov(num_clients: int, mean_on: PerClient, mean_off: PerClient) -> Availab
 
     It starts in its stationary law: at every t it is available with probability q = mean_on /
     (mean_on + mean_off), and the covariance of its availability at s and at t is
-    q (1 - q) exp(-|t - s| (1 / mean_on + 1 / mean_off)). The simplest model with correlation in
+    `q (1 - q) exp(-|t - s| (1 / mean_on + 1 / mean_off))`. The simplest model with correlation in
     time, from no paper. Departure: a microsecond is added to each holding time, so that no two
     changes of a client coincide.
 

@@ -73,7 +73,7 @@ def log_normal(mu: float = 1.0, sigma: float = 0.6, scale: float = 0.005) -> Dis
 
 
 def half_normal(sigma: float = 1.0, least: float = 0.0) -> Distribution:
-    """least + sigma |Z|, Z standard normal; mean least + sigma sqrt(2 / pi).
+    """`least + sigma |Z|`, Z standard normal; mean least + sigma sqrt(2 / pi).
 
     FedBuff's authors draw a task's whole duration so, with sigma 1 (FLSim's
     `PerUserHalfNormalDurationDistribution`): `step=constant(0)` with `extra=half_normal()`.

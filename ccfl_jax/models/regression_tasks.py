@@ -33,7 +33,7 @@ def regression_task(
     one target. The loss is (f(x) - y)^2, averaged over targets and rows. Padded rows may hold
     anything.
 
-    Metrics are "loss" and "mean_absolute_error", that of |f(x) - y|, in the unit of y. A target
+    Metrics are "loss" and "mean_absolute_error", that of `|f(x) - y|`, in the unit of y. A target
     that is nan or inf makes the loss so, and the upload is rejected.
 
     Args:

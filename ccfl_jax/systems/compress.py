@@ -138,9 +138,9 @@ def quantise(levels: int) -> Compressor:
               u_i \sim U[0, 1), \qquad \mathbb E\, Q_s(x) = x
 
     :math:`\mathbb E |Q_s(x) - x|^2 \le \min(d / s^2, \sqrt d / s) |x|^2`; `with_error_feedback`
-    needs less than :math:`|x|^2`. |x| is that of all leaves together, where the paper's experiments
-    have a norm for each bucket of numbers. Bytes: ceil(log2(2 s + 1)) bits for every number and one
-    float32 norm; the paper's Elias codes need fewer where most are 0.
+    needs less than :math:`|x|^2`. `|x|` is that of all leaves together, where the paper's
+    experiments have a norm for each bucket of numbers. Bytes: ceil(log2(2 s + 1)) bits for every
+    number and one float32 norm; the paper's Elias codes need fewer where most are 0.
 
     Args:
         levels: s, from 1 to 2**23.

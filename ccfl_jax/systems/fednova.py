@@ -10,14 +10,15 @@ from ccfl_jax.checks import check_known
 
 
 def fednova(momentum: float | jax.Array = 0.0, by_samples: bool = True) -> tuple[Rule, Aggregate]:
-    r"""Uploads divided by |a_i|_1 are averaged, and the mean multiplied by the mean of |a_i|_1.
+    r"""Uploads divided by `|a_i|_1` are averaged, and the mean multiplied by the mean of `|a_i|_1`.
 
     .. math:: \Delta_t = \tau_{eff} \sum_i p_i \Delta^i / |a_i|_1, \qquad
               \tau_{eff} = \sum_i p_i |a_i|_1
 
-    |a_i|_1 is K for plain SGD, with momentum rho :math:`[K - \rho (1 - \rho^K) / (1 - \rho)] /
-    (1 - \rho)`. With `normalise="none"` and the server `cc_fedavg()`. For equal p_i it is
-    CC-FedSGD whose server learning rate is tau_eff.
+    :math:`|a_i|_1` is K for plain SGD, with momentum rho
+    :math:`[K - \rho (1 - \rho^K) / (1 - \rho)] / (1 - \rho)`. With
+    `normalise="none"` and the server `cc_fedavg()`. For equal p_i it is CC-FedSGD whose server
+    learning rate is tau_eff.
 
     Args:
         momentum: rho of the local `optax.sgd(local_lr, momentum)`, in [0, 1).
