@@ -1,0 +1,73 @@
+"""How the documentation site is built: `sphinx-build -W docs docs/_build/html`."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import ccfl_jax
+
+ROOT = Path(__file__).parents[1]
+
+project, author = "ccfl_jax", "the authors of ccfl_jax"
+release = version = ccfl_jax.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
+exclude_patterns = ["_build"]
+html_theme = "sphinx_book_theme"
+html_title = "ccfl_jax"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {"show_toc_level": 2, "use_download_button": False}
+html_copy_source = False
+
+default_role = "py:obj"  # a name in backticks is a link where the reference has it
+add_module_names = False
+python_maximum_signature_line_length = 72
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # an attribute is a line of its class, no entry of its own
+
+myst_enable_extensions = ["colon_fence", "dollarmath", "amsmath"]
+myst_heading_anchors = 3
+
+
+def _digest() -> str:
+    """Of the code that notebooks run: where it changes, kept outputs are those of other code."""
+    rooms = "ccfl_jax", "experiments"
+    files = sorted(path for room in rooms for path in ROOT.glob(f"{room}/**/*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "docs/_build/notebooks" / _digest())
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_execution_in_temp = True  # what a notebook writes is no part of the checkout
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+
+def _skip(app: Any, kind: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """A field of a NamedTuple is told with its class."""
+    del app, kind, name, skip, options
+    return True if type(value).__name__ == "_tuplegetter" else None
+
+
+def _code(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """In docstrings an indented block after a paragraph is code or a formula, as it is written."""
+    del app, name, options
+    if what == "data" and value.__doc__ == type(value).__doc__:  # that of dict, of int
+        lines.clear()
+    for k in reversed(range(2, len(lines))):
+        above = lines[k - 2]
+        is_block = lines[k].startswith("    ") and not lines[k - 1] and above[:1].strip()
+        if is_block and not above.startswith("..") and not above.endswith("::"):
+            lines[k:k] = ["::", ""]
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", _code, priority=400)  # napoleon's is 500
+    app.connect("autodoc-skip-member", _skip)

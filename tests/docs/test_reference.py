@@ -1,0 +1,91 @@
+"""The site's reference has every public name once, and no other."""
+
+import importlib
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+
+import ccfl_jax as ccfl
+import ccfl_jax.models
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+MODULES = [
+    *(one for one in (getattr(ccfl, name) for name in ccfl.__all__) if inspect.ismodule(one)),
+    ccfl_jax.models,
+    ccfl_jax.data,
+]
+
+
+def public(module):
+    """Name -> object: of its `__all__`, else the functions and classes that it defines."""
+    if names := getattr(module, "__all__", None):
+        found = {name: getattr(module, name) for name in names}
+        return {name: one for name, one in found.items() if not inspect.ismodule(one)}
+    return {
+        name: one
+        for name, one in vars(module).items()
+        if not name.startswith("_") and getattr(one, "__module__", None) == module.__name__
+    }
+
+
+def members(module):
+    """What `:members:` documents: functions and classes with a docstring."""
+    return {name for name, one in public(module).items() if callable(one) and one.__doc__}
+
+
+def listed(text):
+    """The pairs (module, name) of a page that Sphinx's autodoc documents."""
+    module, found = None, []
+    for kind, argument, options in re.findall(
+        r"^\.\. (\w+):: *(\S+)\n((?:   .*\n)*)", text + "\n", re.MULTILINE
+    ):
+        if kind in ("currentmodule", "automodule"):
+            module = argument
+        if kind == "automodule" and ":members:" in options:
+            left_out = re.search(r":exclude-members:([^:]*)", options)
+            dropped = re.split(r"[,\s]+", left_out[1]) if left_out else ()
+            names = members(importlib.import_module(module)) - {*dropped}
+            found += [(module, name) for name in names]
+        elif kind.startswith("auto") and kind != "automodule":
+            found.append((module, argument))
+    return found
+
+
+def entries():
+    pages = sorted(REFERENCE.glob("*.rst"))
+    return [entry for page in pages for entry in listed(page.read_text())]
+
+
+def identity(module, name):
+    """What is documented: an object, whatever it is called; of a number or text its name."""
+    value = getattr(importlib.import_module(module), name)
+    return id(value) if callable(value) else name
+
+
+def test_every_public_name_is_in_the_reference():
+    found = {identity(*entry) for entry in entries()}
+    wanted = [(one.__name__, name) for one in (ccfl, *MODULES) for name in public(one)]
+    assert len(wanted) > 200
+    assert not [entry for entry in wanted if identity(*entry) not in found]
+
+
+def test_the_reference_has_nothing_twice_and_nothing_private():
+    found = entries()
+    counts = Counter(identity(*entry) for entry in found)
+    assert not [entry for entry in found if counts[identity(*entry)] > 1]
+    known = {identity(one.__name__, name) for one in (ccfl, *MODULES) for name in public(one)}
+    assert not [entry for entry in found if identity(*entry) not in known]
+
+
+def test_what_a_page_lists_is_read():
+    page = """.. currentmodule:: ccfl_jax
+
+.. autofunction:: train
+.. automodule:: ccfl_jax.runs.callbacks
+   :members:
+   :exclude-members: ToTarget,
+      EarlyStopping
+"""
+    assert listed(page) == [("ccfl_jax", "train"), ("ccfl_jax.runs.callbacks", "TensorBoard")]
+    assert listed(".. automodule:: ccfl_jax.theory\n") == []
