@@ -1,14 +1,17 @@
 """How the documentation site is built: `sphinx-build -W docs docs/_build/html`."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
+
+from sphinx.domains.python import PyObject
 
 import ccfl_jax
 
 ROOT = Path(__file__).parents[1]
 
-project, author = "ccfl_jax", "the authors of ccfl_jax"
+project, author = "ccfl_jax", ""
 release = version = ccfl_jax.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
 exclude_patterns = ["_build"]
@@ -16,7 +19,14 @@ html_theme = "sphinx_book_theme"
 html_title = "ccfl_jax"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_theme_options = {"show_toc_level": 2, "use_download_button": False}
+html_theme_options = {
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "navbar_start": [],  # search and title are in the side bar
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
+}
 html_copy_source = False
 
 default_role = "py:obj"  # a name in backticks is a link where the reference has it
@@ -30,8 +40,11 @@ python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # an attribute is a line of its class, no entry of its own
 
-myst_enable_extensions = ["colon_fence", "dollarmath", "amsmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+
+
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's, in a notebook's kernel
 
 
 def _digest() -> str:
@@ -69,5 +82,8 @@ def _code(app: Any, what: str, name: str, value: Any, options: Any, lines: list[
 
 
 def setup(app: Any) -> None:
+    next(
+        field for field in PyObject.doc_field_types if field.name == "variable"
+    ).label = "Attributes"
     app.connect("autodoc-process-docstring", _code, priority=400)  # napoleon's is 500
     app.connect("autodoc-skip-member", _skip)
