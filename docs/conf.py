@@ -39,6 +39,7 @@ autodoc_typehints_description_target = "documented"
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # an attribute is a line of its class, no entry of its own
+napoleon_attr_annotations = False  # its words say shape and dtype
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -81,9 +82,21 @@ def _code(app: Any, what: str, name: str, value: Any, options: Any, lines: list[
             lines[k:k] = ["::", ""]
 
 
+def _returned(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Words before a colon in "Returns" are no type, as napoleon takes them for."""
+    del app, what, name, value, options
+    for k, line in enumerate(lines):
+        if line.startswith(":rtype: "):
+            words = lines.pop(k).removeprefix(":rtype: ")
+            at = next(i for i, other in enumerate(lines) if other.startswith(":returns:"))
+            lines[at] = lines[at].replace(":returns:", f":returns: {words}:", 1)
+            return
+
+
 def setup(app: Any) -> None:
     next(
         field for field in PyObject.doc_field_types if field.name == "variable"
     ).label = "Attributes"
-    app.connect("autodoc-process-docstring", _code, priority=400)  # napoleon's is 500
+    app.connect("autodoc-process-docstring", _code, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", _returned, priority=600)  # after it
     app.connect("autodoc-skip-member", _skip)
