@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,11 @@ def _skip(app: Any, kind: str, name: str, value: Any, skip: bool, options: Any) 
 
 
 def _code(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """In docstrings an indented block after a paragraph is code or a formula, as it is written."""
+    """In docstrings an indented block after a paragraph is code, and "n." is no item of a list."""
     del app, name, options
     if what == "data" and value.__doc__ == type(value).__doc__:  # that of dict, of int
         lines.clear()
+    lines[:] = [re.sub(r"^( +\w+: )(?=\w\.( |$))", r"\1\\", line) for line in lines]
     for k in reversed(range(2, len(lines))):
         above = lines[k - 2]
         is_block = lines[k].startswith("    ") and not lines[k - 1] and above[:1].strip()
@@ -82,15 +84,23 @@ def _code(app: Any, what: str, name: str, value: Any, options: Any, lines: list[
             lines[k:k] = ["::", ""]
 
 
-def _returned(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+def _fields(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Words before a colon in "Returns" are no type, as napoleon takes them for."""
     del app, what, name, value, options
-    for k, line in enumerate(lines):
-        if line.startswith(":rtype: "):
-            words = lines.pop(k).removeprefix(":rtype: ")
-            at = next(i for i, other in enumerate(lines) if other.startswith(":returns:"))
-            lines[at] = lines[at].replace(":returns:", f":returns: {words}:", 1)
-            return
+    kinds = [line.partition(" ")[0] for line in lines]
+    if ":rtype:" in kinds:
+        words = lines.pop(kinds.index(":rtype:")).removeprefix(":rtype: ")
+        at = kinds.index(":returns:")
+        lines[at] = lines[at].replace(":returns:", f":returns: {words}:", 1)
+
+
+def _signature(
+    app: Any, what: str, name: str, value: Any, options: Any, sign: Any, back: Any
+) -> Any:
+    """Without Flax's own arguments of a module, and the names of functions that have none."""
+    del app, what, name, value, options
+    sign = sign and re.sub(r"(, )?parent=<flax[^>]*>, name=None", "", sign)
+    return sign and re.sub(r"<function [^,]*>", "...", sign), back
 
 
 def setup(app: Any) -> None:
@@ -98,5 +108,6 @@ def setup(app: Any) -> None:
         field for field in PyObject.doc_field_types if field.name == "variable"
     ).label = "Attributes"
     app.connect("autodoc-process-docstring", _code, priority=400)  # before napoleon
-    app.connect("autodoc-process-docstring", _returned, priority=600)  # after it
+    app.connect("autodoc-process-docstring", _fields, priority=600)  # after it
+    app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-skip-member", _skip)

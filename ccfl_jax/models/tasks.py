@@ -48,7 +48,7 @@ def classification_task(
     Args:
         model: a Flax Linen module; or a function `rngs -> nnx.Module`; or an NNX module, whose own
             parameters are then the initial model for every key. A module that takes a keyword
-            `train`, `training`, `is_training` or `deterministic` gets it, and the key as its
+            ``train``, `training`, `is_training` or `deterministic` gets it, and the key as its
             "dropout" stream. Arrays of an NNX module that are no parameters are constants, drawn
             ones those of `nnx.Rngs(key(0))`.
         input_shape: shape of one sample.

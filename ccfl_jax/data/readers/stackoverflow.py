@@ -76,7 +76,7 @@ def load_stackoverflow(
             ids; all of them by default.
         seed: 0..2**32-1, of that draw and nothing else.
         max_examples: most examples of a training client.
-        min_examples: clients with fewer in the split `train` are left out before the draw.
+        min_examples: clients with fewer in the split ``train`` are left out before the draw.
         max_test: most test examples, of the split `test`, client by client in one random order of
             clients, the same for every seed, as the order of ids may have a meaning.
         vocabulary: number of words.
@@ -89,7 +89,7 @@ def load_stackoverflow(
         train, test: "x" int32 [N, L], word ids and then -1; "y" int32 [N, T], tags and then -1, T
         the most of an example of this part; "client" int32 [N], in train ascending from 0 to
         num_clients-1, in test the number of the client in train, or -1 if it is not in train.
-        counts: "clients" of the split `train` and how many of them are "too_small"; "words",
+        counts: "clients" of the split ``train`` and how many of them are "too_small"; "words",
         "unknown_words", "cut_texts" and "untagged" examples among the training examples read.
 
     Raises:
