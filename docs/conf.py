@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ccfl
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's, in a notebook's kernel
 
 
