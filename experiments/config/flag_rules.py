@@ -1,6 +1,7 @@
 """Rules between flags, and which of them a run uses."""
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 from . import methods
@@ -28,6 +29,10 @@ def check_together(values: dict[str, Any], given: set[str]) -> None:
     _check_privacy(values)
     _check_theorem(values)
     _check_processes(values)
+    if values["tensorboard"] and find_spec("tensorboardX") is None:
+        raise ValueError(
+            "--tensorboard: expected tensorboardX (pip install 'ccfl_jax[tensorboard]'), found none"
+        )
     for name, what in (("resume", "resume"), ("overwrite", "remove")):
         if values[name] and values["out_dir"] is None:
             raise ValueError(

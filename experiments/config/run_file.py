@@ -8,12 +8,12 @@ from . import flag as flags
 from .run_flags import RUN
 
 _FILE = "config.json"
-# Of a command and not of the run: where it works, not what is trained.
+# Of a command and not of the run: where it works, not what is trained or written.
 _OF_NOW = {
     name
     for name, one in RUN.items()
     if one.may_change == "always" and one.section in ("Run", "Several processes")
-}
+} - {"tensorboard"}
 
 
 def resumed(argv: list[str]) -> list[str]:

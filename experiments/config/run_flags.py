@@ -236,6 +236,8 @@ class Config:
         may_change="always",
     )
 
+    tensorboard: bool = _run(SWITCH, False, "event files, beside the rows", may_change="always")
+
     coordinator: str | None = _processes(
         PATH,
         None,

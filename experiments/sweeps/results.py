@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ccfl_jax.checks import one_line
 from ccfl_jax.io.files import as_json, replace_file
-from ccfl_jax.runs import metrics, run_config
+from ccfl_jax.runs import callbacks, metrics, run_config
 from ccfl_jax.runs.metrics import Row
 from ccfl_jax.runs.provenance import PROVENANCE
 
@@ -22,7 +22,8 @@ from . import tables
 from .trial_checkpoints import UNDERWAY
 
 TRIALS, RESULTS, SUMMARY = "trials", "results.csv", "summary.json"
-FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY, PROVENANCE, SWEEP_FILE)  # what a sweep writes
+# What a sweep writes.
+FILES = (TRIALS, UNDERWAY, RESULTS, SUMMARY, PROVENANCE, SWEEP_FILE, callbacks.EVENTS)
 _LARGEST = 1e100  # of numbers that are drawn
 
 Status = Literal["finished", "diverged", "failed"]
@@ -101,6 +102,12 @@ def write(folder: str | os.PathLike, one: Record) -> None:
     path = _path(folder, one.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(one._asdict(), allow_nan=False) + "\n")
+
+
+def write_events(folder: str | os.PathLike, one: Record) -> None:
+    """Writes a trial's rows as a TensorBoard event file, in a folder of its own."""
+    if one.rows:
+        callbacks.TensorBoard(Path(folder) / callbacks.EVENTS / file_of(one.name))(one.rows)
 
 
 def read(folder: str | os.PathLike, trials: Trials) -> dict[str, Record]:

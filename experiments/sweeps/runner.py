@@ -103,6 +103,9 @@ def _run(
     trial_training.make_schedules(trials, made)
     config, found = next(iter(trials.values())).config, trial_training.provenance_of(trials, made)
     provenance.check(folder, found, config.accepted)
+    if config.tensorboard:
+        for one in done.values():
+            results.write_events(folder, one)
     if not left:
         return [done[name] for name in trials]
     provenance.write(folder, found)
@@ -116,6 +119,8 @@ def _run(
         sweep, groups = Sweep(folder, begun, memory, watch), _groups(trials, left, made)
         for one in _train(groups, made, sweep, cluster):
             done[one.name] = one
+            if config.tensorboard:
+                results.write_events(folder, one)
             output.say(f"trial     {results.line(one)}")
     if len(done) < len(trials):
         raise Stopped("the same command continues")

@@ -4,10 +4,11 @@ from functools import partial
 from pathlib import Path
 
 import jax
+from tqdm.auto import tqdm
 
-from ccfl_jax.runs import checkpoints, train_loop
+from ccfl_jax.runs import callbacks, checkpoints, train_loop
 from ccfl_jax.runs.metrics import Row
-from ccfl_jax.runs.train_loop import Watch
+from ccfl_jax.runs.train_loop import Progress, Watch
 
 from ..config.run_flags import Config
 from ..figures import canvas, curves
@@ -45,15 +46,19 @@ def train(job: Job) -> list[Row]:
     """
     config, progress = job.config, job.progress
     first = jax.process_index() == 0  # of several processes one prints and draws
+    board = None
     if first:
         print(report.header(job), flush=True)
     try:
+        if first and config.tensorboard:
+            board = callbacks.TensorBoard(Path(config.out_dir) / callbacks.EVENTS)
+            if progress.rows[0]:
+                board(progress.rows[0])
         if not job.program.is_over(progress):
             shown = config.progress and first
             bar = train_loop.progress_bar(config.rounds, progress.done, shown)
             with on_signals() as stop, bar:
-                after = partial(train_loop.show, bar, shown=shown)
-                watch = Watch(stop, _is_due(config), bar, after)
+                watch = Watch(stop, _is_due(config), bar, partial(_after, bar, shown, board))
                 store = journal.store(job.journal)
                 progress = train_loop.train(job.program, progress, store, watch)
         rows = progress.rows[0]
@@ -66,6 +71,13 @@ def train(job: Job) -> list[Row]:
     finally:
         close(job)
     return rows
+
+
+def _after(bar: tqdm, shown: bool, board: callbacks.TensorBoard | None, progress: Progress) -> None:
+    """What follows an evaluation, beside its row."""
+    train_loop.show(bar, progress, shown)
+    if board is not None:
+        board(progress.rows[0], progress.states)
 
 
 def _is_due(config: Config):

@@ -17,8 +17,8 @@ from ccfl_jax.io import files as folders
 from ccfl_jax.io import folder_lock
 from ccfl_jax.io.files import replace_file
 from ccfl_jax.models import by_name
+from ccfl_jax.runs import callbacks, metrics, provenance, run_config, train_loop
 from ccfl_jax.runs import checkpoints as saving
-from ccfl_jax.runs import metrics, provenance, run_config, train_loop
 from ccfl_jax.runs.train_loop import Part, Program, Progress
 
 from ..config.datasets import dataset_of
@@ -42,7 +42,7 @@ from .journal import Journal
 # What a start writes; with the settings, written last, the run can be resumed.
 _FIRST = (run_config.CONFIG, provenance.PROVENANCE, metrics.SCHEDULE, by_name.RECORD)
 # The files of a run, which `--overwrite` removes.
-_LAST = ("curves.png", client_scores.CLIENTS)  # at its end
+_LAST = ("curves.png", client_scores.CLIENTS, callbacks.EVENTS)  # at its end, or if wanted
 _FILES = (*_FIRST, metrics.METRICS, saving.CHECKPOINTS, saving.PARAMS, *_LAST)
 
 

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import struct
 
 import jax
 import numpy as np
 import problems
 import pytest
+from event_files import events, numbers_of
 from problems import assert_trees_equal
 from refusal import refused
 
@@ -186,30 +186,35 @@ def test_early_stopping_counts_evaluations_without_a_better_score():
     refused("column: expected ..., found 'no'", ended, [1], column="no")
 
 
-def events(folder):
-    """(tag, step, value) of the event files: records of a length, a checksum, bytes, a checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    found = []
-    for path in folder.iterdir():
-        text = path.read_bytes()
-        while text:
-            (size,) = struct.unpack("<Q", text[:8])
-            event, text = Event.FromString(text[12 : 12 + size]), text[16 + size :]
-            found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
-    return found
-
-
 def test_tensorboard_has_the_numbers_of_every_row(tmp_path):
     pytest.importorskip("tensorboardX")
     board = callbacks.TensorBoard(tmp_path / "events")
     _, rows = trained(callbacks=[board])
-    board.writer.close()  # waits for its thread
     found = events(tmp_path / "events")
     own = [(step, value) for tag, step, value in found if tag == "test/accuracy"]
     assert own == [(row["round"], np.float32(row["test_accuracy"])) for row in rows]
     assert ("client_updates", 25, 75.0) in found
     assert {step for tag, step, _ in found if tag == "train/loss"} == {10, 20, 25}
+
+
+def test_tensorboard_has_one_run_at_a_time(tmp_path):
+    """What goes on adds its rows, also for another callback; another run takes the file's place."""
+    rows = [{"round": k, "test_loss": 0.5 * k, "seconds": None} for k in range(4)]
+    others = [row | {"test_loss": -1.0} for row in rows]
+    board = callbacks.TensorBoard(tmp_path)
+    for given in (rows[:2], rows[:4], rows[:1], rows[:3]):
+        board(given)
+        assert events(tmp_path) == numbers_of(given)
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes()
+    for given in (rows[:4], [*rows[:2], *others[2:]], others, rows[:3]):
+        callbacks.TensorBoard(tmp_path)(given)
+        assert [*tmp_path.iterdir()] == [file] and events(tmp_path) == numbers_of(given)
+    assert file.read_bytes() == before
+    for damage in (before[:-3], b"", b"\xff" * 50):
+        file.write_bytes(damage)
+        callbacks.TensorBoard(tmp_path)(rows[:3])
+        assert file.read_bytes() == before
 
 
 def test_the_first_rejected_uploads_are_a_warning():

@@ -32,6 +32,7 @@ def test_defaults_are_the_papers():
         **{"normalise": "steps", "compute_dtype": "float32", "initial_accumulator": 0.0},
         **{"server": "cc_fedams", "server_lr": 0.1, "b1": 0.9, "b2": 0.99, "eval_every": 10},
         **{"keep_checkpoints": 2, "resume": False, "overwrite": False, "progress": True},
+        **{"tensorboard": False},
         **{"compilation_cache": "~/.cache/ccfl_jax", "accept_changed": ""},
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -216,7 +217,7 @@ def test_presets_parse(preset):
 _ALWAYS = {
     *("lanes", "devices", "data_memory", "progress", "resume", "overwrite", "out_dir"),
     *("compilation_cache", "coordinator", "num_processes", "process_id", "smoothness"),
-    *("gradient_bound", "checkpoint_every", "keep_checkpoints", "accept_changed"),
+    *("gradient_bound", "checkpoint_every", "keep_checkpoints", "accept_changed", "tensorboard"),
     *("data_dir", "schedule_file", "fine_tune"),
 }
 

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from event_files import events, numbers_of
 from small_runs import SMALL, without_clocks
 
+from ccfl_jax.runs import callbacks
 from experiments import compare, reproduce, sweep
 from experiments.config.sweep_file import SWEEP_FILE
 from experiments.config.sweep_flags import parse_sweep
@@ -43,13 +45,23 @@ def test_a_sweep_that_was_stopped_goes_on_from_its_folder_alone(whole, tmp_path,
             sweep.main(["sweep", *SMALL, *OWN, VARY, f"--out_dir={folder}"])
     assert len(rows(folder)) == 1 and (folder / SWEEP_FILE).exists()
     capsys.readouterr()
-    assert sweep.main(["sweep", how, f"--out_dir={folder}", "--lanes=1"]) == 0
+    assert sweep.main(["sweep", how, f"--out_dir={folder}", "--lanes=1", "--tensorboard"]) == 0
     assert "4 trials, 1 of them done before, 1 unfinished" in capsys.readouterr().out
     assert rows(folder) == rows(whole)
+    assert_events(folder)
     saved = json.loads((folder / SWEEP_FILE).read_text())
     assert saved["written"]["lanes"] == 1 and saved["written"]["vary"] == VARY.partition("=")[2]
     assert saved["written"]["progress"] is False and saved["environment"]["date"]
     assert not {"out_dir", "resume"} & {*saved["written"], *saved["of_files"]}
+
+
+def assert_events(folder):
+    """Each trial, also one that was done before the flag was given, has event files of its rows."""
+    every = results.read_all(folder)
+    for one in every:
+        own = folder / callbacks.EVENTS / one.name.replace(" ", ",")
+        assert events(own) == numbers_of(one.rows)
+    assert len([*(folder / callbacks.EVENTS).iterdir()]) == len(every) == 4
 
 
 def test_nothing_is_left_to_do(whole, capsys):
