@@ -15,5 +15,5 @@ setup(
         ),
     ],
     package_dir={COMMANDS: "experiments"},
-    package_data={"ccfl_jax": ["py.typed"], COMMANDS: ["presets/*"]},
+    package_data={"ccfl_jax": ["py.typed"], COMMANDS: ["presets/*", "pages/page.*", "pages/*.js"]},
 )

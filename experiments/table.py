@@ -3,10 +3,10 @@
 usage: python -m experiments.table FOLDER ... [--format=markdown|csv|latex]
            [--target='NAME>=NUMBER']
 
-Settings that differ between the lines have columns. The test score is that of the last evaluation;
-`summary.json` of a sweep has means over the last fifth of the rounds. Of a setting the columns are
-means over its seeds, the score with its standard error; what a target took is "1 of 3" where one of
-three seeds has reached it.
+Settings that differ between the lines have columns. The test score is that of the last evaluation,
+the best one that of any, so chosen by the test set; `summary.json` of a sweep has means over the
+last fifth of the rounds. Of a setting the columns are means over its seeds, scores with their
+standard errors; what a target took is "1 of 3" where one of three seeds has reached it.
 """
 
 import sys

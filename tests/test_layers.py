@@ -14,7 +14,7 @@ ROWS = {
     "ccfl_jax": ["checks", "theory io", "data algorithm", "models schedules",
                  "clock engine systems", "runs"],
     "experiments": ["config", "figures corpora", "training", "sweeps schedules benchmarks",
-                    "paper arena", "commands"],
+                    "paper arena pages", "commands"],
 }  # fmt: skip
 
 

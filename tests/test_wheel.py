@@ -41,6 +41,9 @@ def test_commands_run_from_an_empty_folder(installed, tmp_path):
     out = ccfl("schedule", "--preset=digits", "--rounds=20", "--file=a.npz")
     assert "20 rounds of 5 slots for 30 clients" in out and (tmp_path / "a.png").exists()
     assert "| cc_fedams | 0.02 | 2 | " in ccfl("table", "run")
+    assert ccfl("report", "run", "--out=a.html") == "a.html\n"
+    page = (tmp_path / "a.html").read_text()
+    assert all(f"(function {name}()" in page for name in ("curves", "table", "schedule"))
     code = (
         "import ccfl_jax, importlib.metadata, importlib.resources as r, importlib.util as u\n"
         "assert ccfl_jax.__version__ == importlib.metadata.version('ccfl_jax')\n"

@@ -7,7 +7,7 @@ from functools import partial
 from ccfl_jax.io.files import replace_file
 from ccfl_jax.runs import run_config
 
-from ..config.compare_flags import WORLDS
+from ..config.compare_flags import FINAL, WORLDS
 from ..config.run_flags import Config
 from ..config.schedule_flags import parse_schedule
 from ..figures import canvas, curves
@@ -42,8 +42,8 @@ def compare(plan: Plan) -> int:
             print(f"best      {method}: {_line(choices[method], members)}")
         chosen = [one.varied for one in choices.values() if one is not None]
         trials = planning.final(plan, world, chosen)
-        results.carry_over(tried, trials, folder / "final")
-        final = runner.run(trials, folder / "final", cluster=cluster) if trials else []
+        results.carry_over(tried, trials, folder / FINAL)
+        final = runner.run(trials, folder / FINAL, cluster=cluster) if trials else []
         own = scores.table(final, plan.target)
         rows += [{"world": world, **row} for row in own]
         print(tables.as_markdown(own))

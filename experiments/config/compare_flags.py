@@ -21,6 +21,7 @@ WORLDS = {
     "nights": [*_TASKS, "--availability=diurnal(22,8)"],
     "labels": [*_TASKS, "--availability=label(86400)"],
 }
+FINAL = "final"  # in a world's folder, the sweep of the chosen settings with all seeds
 # What is tuned, and between which values. Of the server's rates: of adaptive servers, of undivided
 # uploads, of divided ones.
 _RANGES = (

@@ -1,6 +1,7 @@
 """The settings of a run, in its folder, from which `--resume` continues it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,26 @@ def resumed(argv: list[str]) -> list[str]:
     path = Path(given["out_dir"] or "") / _FILE
     if not given["resume"] or given["out_dir"] is None or not path.is_file():
         return argv
-    words = _words(path)
+    kept = _words(path)
     try:
-        flags.read([argv[0], *words], RUN)
+        flags.read([argv[0], *kept], RUN)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return [argv[0], *words, *argv[1:]]
+    return [argv[0], *kept, *argv[1:]]
 
 
 def _words(path: Path) -> list[str]:
-    """The settings that differ from the flags' defaults; none of a file that is no object."""
+    """The flags in a file of settings; none of a file that is no object."""
     try:
         saved: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         saved = None  # said when the settings are compared
-    own = {n: v for n, v in saved.items() if n in RUN} if isinstance(saved, dict) else {}
+    return words(saved) if isinstance(saved, dict) else []
+
+
+def words(saved: Mapping[str, Any]) -> list[str]:
+    """The settings that differ from the flags' defaults, as flags."""
+    own = {n: v for n, v in saved.items() if n in RUN}
     if own.get("task") is not None:
         own.pop("model", None)  # it stands for the task
     return [

@@ -90,10 +90,7 @@ def draw(
     seeds = [len(runs) for _, lines in panels for runs in lines.values()]
     for panel, (quantity, lines) in zip(axes, panels, strict=True):
         for k, (label, runs) in enumerate(lines.items()):
-            length = min(len(rows) for rows, _ in runs)
-            own = [[_column(rows[:length], name) for name in columns] for rows, _ in runs]
-            across = np.mean(np.sum(own, axis=1), axis=0)
-            values = np.array([_column(rows[:length], column) for rows, column in runs])
+            across, values = series(runs, columns)
             mean, look = values.mean(axis=0), _look(k, len(lines))
             (drawn,) = panel.plot(across, mean, label=canvas.text(label), **look)
             if places := _alone(mean):
@@ -104,6 +101,25 @@ def draw(
         panel.set(xlabel=xlabel, ylabel=quantity)
         panel.ticklabel_format(axis="x", scilimits=(-3, 5))
     _save(figure, axes, paths, _range(seeds))
+
+
+def series(
+    runs: Sequence[tuple[Rows, str]], columns: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The points of a line, up to where the first of its runs ended.
+
+    Args:
+        runs: rows and a column of each.
+        columns: of the rows, which add up to the horizontal axis.
+
+    Returns:
+        Horizontal values `[rows]`, means over the runs, and values `[runs, rows]`, nan where one is
+        missing.
+    """
+    length = min(len(rows) for rows, _ in runs)
+    own = [[_column(rows[:length], name) for name in columns] for rows, _ in runs]
+    values = np.array([_column(rows[:length], column) for rows, column in runs])
+    return np.mean(np.sum(own, axis=1), axis=0), values
 
 
 def _look(k: int, lines: int) -> dict[str, Any]:

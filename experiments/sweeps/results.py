@@ -211,7 +211,7 @@ def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[
     score, before = metrics.score_name(first if isinstance(first, dict) else {}), -1
     for number, row in enumerate(rows or [None]):
         row = row if isinstance(row, dict) else {}
-        lacking = [name for name in ("round", *columns) if not _is_number(row.get(name))]
+        lacking = [name for name in ("round", *columns) if not is_number(row.get(name))]
         scores = [f"{part}_{score}" for part in ("train", "test")]
         lacking += [n for n in scores if n not in row or not is_missing_or_number(row[n])]
         if not lacking and not (type(row["round"]) is int and row["round"] > before):
@@ -226,10 +226,11 @@ def check_rows(rows: Sequence[Any], place: str | os.PathLike, columns: Sequence[
 
 def is_missing_or_number(value: Any) -> bool:
     """Whether a value of a row can be drawn."""
-    return value is None or _is_number(value)
+    return value is None or is_number(value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value of a row is a number that can be drawn."""
     return type(value) in (int, float) and abs(value) < _LARGEST
 
 

@@ -1,6 +1,7 @@
 """Summaries: a row for a finished run and for every setting of a sweep."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _of_run(folder: Path, target: str | None) -> tuple[dict, dict, dict[str, Any
             f"{last['seconds']}"
         )
     reach = reached.columns([rows], target)
-    return config, {}, {**own, **_result([last]), **reach, "device": device}
+    return config, {}, {**own, **_result([rows]), **reach, "device": device}
 
 
 def _of_setting(members: Sequence[Record], target: str | None) -> tuple[dict, dict, dict]:
@@ -81,17 +82,20 @@ def _of_setting(members: Sequence[Record], target: str | None) -> tuple[dict, di
     settings = {name: value for name, value in config.items() if name not in SEEDS}
     named = ("server", "method", *SEEDS)
     varied = {name: value for name, value in members[0].varied.items() if name not in named}
-    rows = [one.rows[-1] for one in members if one.rows]
-    if len(rows) < len(members):
+    runs = [one.rows for one in members]
+    if not all(runs):
         return settings, varied, {**own, "test score": "failed"}
-    reach = reached.columns([one.rows for one in members], target or config.get("target"))
-    return settings, varied, {**own, "seeds": str(len(rows)), **_result(rows), **reach}
+    reach = reached.columns(runs, target or config.get("target"))
+    return settings, varied, {**own, "seeds": str(len(runs)), **_result(runs), **reach}
 
 
-def _result(rows: Sequence[Row]) -> dict[str, str]:
-    """The common columns, from the last row of each run."""
+def _result(runs: Sequence[Sequence[Row]]) -> dict[str, str]:
+    """The common columns, from the last row of each run, and its best one by the test score."""
+    rows = [run[-1] for run in runs]
     last, name = rows[-1], metrics.score_name(rows[-1])
     values = [row[f"test_{name}"] for row in rows]
+    known = [[v for row in run if (v := row[f"test_{name}"]) is not None] for run in runs]
+    best = [max(own, key=partial(metrics.goodness, name), default=None) for own in known]
     if None in values or any(row.get("diverged") for row in rows):
         score = "diverged"
     else:
@@ -100,6 +104,7 @@ def _result(rows: Sequence[Row]) -> dict[str, str]:
     return {
         "rounds": str(last["round"]),
         "test score": score,
+        "best test score": str(selection.mean_and_error(best)) if None not in best else "",
         "rounds/s": f"{sum(row['round'] for row in rows) / seconds:.2f}",
         "useful samples/s": f"{sum(row['samples'] for row in rows) / seconds:.0f}",
     }

@@ -45,6 +45,7 @@ def complaint(capsys, command, *args):
         ("sweep --bach_size=1", "batch_size"), ("reproduce fig3_beta --sever_lr=1", "server_lr"),
         ("reproduce fig3_beta --sees=2", "seeds"), ("reproduce fig3_beta --noprogres", "progress"),
         ("bench --lane 3", "lanes"), ("plot runs/a --ot=a.png", "out"),
+        ("report runs/a --oot=a.html", "out"),
         ("accelerator --minute=1", "minutes"), ("debian_corpus --outdir=a", "out_dir"),
         ("schedule --avalability=always", "availability"),
         ("schedule --bach_size=1", "batch_size"),

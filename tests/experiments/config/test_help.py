@@ -16,7 +16,7 @@ from experiments.config.run_flags import RUN, Config
 
 ROOT = Path(__file__).parents[3]
 TABLES = {"train": RUN}
-for _name in ("sweep", "schedule", "reproduce", "plot", "bench"):
+for _name in ("sweep", "schedule", "reproduce", "plot", "bench", "report"):
     _flags = importlib.import_module(f"experiments.config.{_name}_flags")
     TABLES[_name] = getattr(_flags, _name.upper())
 _LIGHT = """

@@ -70,17 +70,17 @@ def test_values_of_runs_and_a_sweep_in_every_format(tmp_path, capsys, kind):
     score = f"{np.mean(scores):.4f} ± {np.std(scores, ddof=1) / np.sqrt(2):.4f}"
     speed = f"{(20 + 20) / (2 + 5):.2f}", f"{(1000 + 1700) / (2 + 5):.0f}"
     cells = [
-        ["method", "server_lr", "local_lr", "rounds", "test score", "rounds/s", "useful samples/s",
-         "device", "seeds"],
-        ["cc_fedams", "0.01", "", "20", "0.7500", "5.00", "250", f"2 x {DEVICE}", ""],
-        ["cc_fedams", "0.01", "", "20", "diverged", "5.00", "250", "2 x cpu", ""],
-        ["cc_fedsgd", "0.1", "0.03", "20", score, *speed, "", "2"],
-        ["cc_fedsgd", "0.2", "0.03", "", "failed", "", "", "", ""],
-        ["cc_fedsgd", "0.2", "0.3", "20", "diverged", "5.00", "250", "", "2"],
+        ["method", "server_lr", "local_lr", "rounds", "test score", "best test score", "rounds/s",
+         "useful samples/s", "device", "seeds"],
+        ["cc_fedams", "0.01", "", "20", "0.7500", "0.7500", "5.00", "250", f"2 x {DEVICE}", ""],
+        ["cc_fedams", "0.01", "", "20", "diverged", "", "5.00", "250", "2 x cpu", ""],
+        ["cc_fedsgd", "0.1", "0.03", "20", score, score, *speed, "", "2"],
+        ["cc_fedsgd", "0.2", "0.03", "", "failed", "", "", "", "", ""],
+        ["cc_fedsgd", "0.2", "0.3", "20", "diverged", "", "5.00", "250", "", "2"],
     ]  # fmt: skip
     if kind == "latex":
         cells = [[cell.replace("_", r"\_") for cell in line] for line in cells]
-        cells[1][7] = r"2 x c\_p\{u\} \& 5\% \$ \# \textasciitilde{}"
+        cells[1][8] = r"2 x c\_p\{u\} \& 5\% \$ \# \textasciitilde{}"
     assert cells_of(capsys.readouterr().out, kind) == cells
 
 
