@@ -27,6 +27,18 @@ def mean(over: float | None = None) -> Aggregate:
 
     Raises:
         ValueError: unless `over` is above 0.
+
+    Examples:
+        >>> one = jnp.ones(3, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(3), 0 * one, one, one, one > 0, one.sum())
+        >>> delta, _ = ccfl.mean().finish(
+        ...     jnp.float32(6.0), arrivals, ()
+        ... )  # of the sum of three uploads
+        >>> float(delta)
+        2.0
+        >>> weighted = ccfl.Weighted(value=jnp.float32(6.0), weight=jnp.float32(4.0))
+        >>> float(ccfl.mean().finish(weighted, arrivals, ())[0])
+        1.5
     """
     if over is not None:
         check_number("over", over, above=True)

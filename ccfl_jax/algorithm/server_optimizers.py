@@ -63,6 +63,13 @@ def scale_by_cc_adagrad(
 
     Raises:
         ValueError: for a concrete hyperparameter outside its range.
+
+    Examples:
+        >>> direction = ccfl.scale_by_cc_adagrad(b1=0.0, eps=0.5)
+        >>> state = direction.init(jnp.zeros(2))
+        >>> update, state = direction.update(jnp.array([0.5, -1.5]), state)
+        >>> print(update, state.nu_hat)  # delta / (sqrt(delta**2) + eps)
+        [ 0.5  -0.75] [0.25 2.25]
     """
 
     def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
@@ -85,6 +92,13 @@ def scale_by_cc_adam(
 
     Raises:
         ValueError: for a concrete hyperparameter outside its range.
+
+    Examples:
+        >>> direction = ccfl.scale_by_cc_adam(b1=0.0, b2=0.75, eps=0.25)
+        >>> state = direction.init(jnp.zeros(2))
+        >>> update, state = direction.update(jnp.array([0.5, -1.5]), state)
+        >>> print(update, state.nu_hat)  # a quarter of delta**2
+        [ 1.  -1.5] [0.0625 0.5625]
     """
     b2 = _checked("b2", b2, below=1.0)
 
@@ -109,6 +123,15 @@ def scale_by_cc_ams(
 
     Raises:
         ValueError: for a concrete hyperparameter outside its range.
+
+    Examples:
+        >>> direction = ccfl.scale_by_cc_ams(b1=0.0, b2=0.75, eps=0.25)
+        >>> state = direction.init(jnp.zeros(2))
+        >>> for delta in (jnp.array([0.5, -1.5]), jnp.zeros(2)):
+        ...     update, state = direction.update(delta, state)
+
+        >>> print(state.nu, state.nu_hat)  # the average falls, its largest value stays
+        [0.046875 0.421875] [0.0625 0.5625]
     """
     b2 = _checked("b2", b2, below=1.0)
 
@@ -123,12 +146,29 @@ def cc_fedavg() -> optax.GradientTransformation:
     """CC-FedAvg: x_{t+1} = x_t - Delta_t, the server learning rate is 1 (section 5.2 of the paper).
 
     With the default normalisation of uploads by local steps this is one mean local step a round.
+
+    Examples:
+        >>> server = ccfl.cc_fedavg()
+        >>> delta = jnp.array([0.1, -0.4])  # a pseudo-gradient
+        >>> update, _ = server.update(delta, server.init(jnp.zeros(2)))
+        >>> print(update)
+        [-0.1  0.4]
     """
     return cc_fedsgd(1.0)
 
 
 def cc_fedsgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-    """CC-FedSGD: x_{t+1} = x_t - eta Delta_t (section 5.2 of the paper)."""
+    """CC-FedSGD: x_{t+1} = x_t - eta Delta_t (section 5.2 of the paper).
+
+    Examples:
+        >>> server = ccfl.cc_fedsgd(
+        ...     optax.exponential_decay(10.0, transition_steps=100, decay_rate=0.5)
+        ... )
+        >>> delta = jnp.array([0.1, -0.4])  # a pseudo-gradient
+        >>> update, _ = server.update(delta, server.init(jnp.zeros(2)))
+        >>> print(update)
+        [-1.  4.]
+    """
     return _scale_by_learning_rate(learning_rate)
 
 
@@ -138,6 +178,15 @@ def cc_fedavgm(
     """CC-FedAvgM: x_{t+1} = x_t - eta m_t with the damped momentum m_t of Algorithm 1.
 
     Heavy-ball momentum, m_t = Delta_t + beta m_{t-1}, is the same with eta (1 - beta) for eta.
+
+    Examples:
+        >>> server = ccfl.cc_fedavgm(learning_rate=1.0, b1=0.5)
+        >>> state = server.init(jnp.zeros(2))
+        >>> for _ in range(2):  # the same pseudo-gradient twice
+        ...     update, state = server.update(jnp.array([1.0, -4.0]), state)
+
+        >>> print(update)  # -(0.5 + 0.5 * 0.5) of it
+        [-0.75  3.  ]
     """
     b1 = _checked("b1", b1, below=1.0)
 
@@ -161,7 +210,16 @@ def cc_fedadagrad(
     eps: Scalar = 1e-3,
     initial_accumulator: Scalar = 0.0,
 ) -> optax.GradientTransformation:
-    """CC-FedAdagrad: `scale_by_cc_adagrad`, then minus the learning rate (Algorithm 2)."""
+    """CC-FedAdagrad: `scale_by_cc_adagrad`, then minus the learning rate (Algorithm 2).
+
+    Examples:
+        >>> adaptive = ccfl.cc_fedadagrad(learning_rate=1.0, b1=0.5, eps=0.5)
+        >>> server = optax.chain(optax.clip_by_global_norm(4.0), adaptive)
+        >>> state = server.init(jnp.zeros(2))
+        >>> update, state = server.update(jnp.array([0.5, -1.5]), state)  # a pseudo-gradient
+        >>> print(update)
+        [-0.25   0.375]
+    """
     return optax.chain(
         scale_by_cc_adagrad(b1, eps, initial_accumulator), _scale_by_learning_rate(learning_rate)
     )
@@ -174,7 +232,16 @@ def cc_fedadam(
     eps: Scalar = 1e-3,
     initial_accumulator: Scalar = 0.0,
 ) -> optax.GradientTransformation:
-    """CC-FedAdam: `scale_by_cc_adam`, then minus the learning rate (Algorithm 2)."""
+    """CC-FedAdam: `scale_by_cc_adam`, then minus the learning rate (Algorithm 2).
+
+    Examples:
+        >>> adaptive = ccfl.cc_fedadam(learning_rate=1.0, b1=0.5, b2=0.75, eps=0.25)
+        >>> server = optax.chain(optax.clip_by_global_norm(4.0), adaptive)
+        >>> state = server.init(jnp.zeros(2))
+        >>> update, state = server.update(jnp.array([0.5, -1.5]), state)  # a pseudo-gradient
+        >>> print(update)
+        [-0.5   0.75]
+    """
     return optax.chain(
         scale_by_cc_adam(b1, b2, eps, initial_accumulator), _scale_by_learning_rate(learning_rate)
     )
@@ -187,7 +254,16 @@ def cc_fedams(
     eps: Scalar = 1e-3,
     initial_accumulator: Scalar = 0.0,
 ) -> optax.GradientTransformation:
-    """CC-FedAMS: `scale_by_cc_ams`, then minus the learning rate (Algorithm 2)."""
+    """CC-FedAMS: `scale_by_cc_ams`, then minus the learning rate (Algorithm 2).
+
+    Examples:
+        >>> adaptive = ccfl.cc_fedams(learning_rate=1.0, b1=0.5, b2=0.75, eps=0.25)
+        >>> server = optax.chain(optax.clip_by_global_norm(4.0), adaptive)
+        >>> state = server.init(jnp.zeros(2))
+        >>> update, state = server.update(jnp.array([0.5, -1.5]), state)  # a pseudo-gradient
+        >>> print(update)
+        [-0.5   0.75]
+    """
     return optax.chain(
         scale_by_cc_ams(b1, b2, eps, initial_accumulator), _scale_by_learning_rate(learning_rate)
     )

@@ -18,8 +18,6 @@ def proximal(
 ) -> optax.GradientTransformationExtraArgs:
     r"""The term :math:`\frac\mu2 |x - a|^2` of the local loss: mu (x - a) is added to the gradient.
 
-        local = optax.chain(ccfl.terms.proximal(0.01), optax.sgd(0.1))  # FedProx
-
     Args:
         mu: at least 0.
         anchor: a; by default the model that the work starts from, which is what a local optimiser,
@@ -27,6 +25,13 @@ def proximal(
 
     Raises:
         ValueError: for a negative mu.
+
+    Examples:
+        >>> local = optax.chain(ccfl.terms.proximal(0.5), optax.sgd(1.0))  # FedProx
+        >>> state = local.init(jnp.array([1.0, 1.0]))  # the model that the work starts from
+        >>> update, _ = local.update(jnp.zeros(2), state, jnp.array([3.0, 2.0]))
+        >>> print(update)  # back towards it, by 0.5 * 2 and 0.5 * 1
+        [-1.  -0.5]
     """
     mu = check_known("mu", mu)
 
@@ -51,6 +56,12 @@ def linear(slope: Params) -> optax.GradientTransformation:
 
     Args:
         slope: s, like the parameters.
+
+    Examples:
+        >>> local = optax.chain(ccfl.terms.linear(jnp.array([1.0, -1.0])), optax.sgd(0.5))
+        >>> update, _ = local.update(jnp.zeros(2), local.init(jnp.zeros(2)))
+        >>> print(update)
+        [-0.5  0.5]
     """
 
     def shift(updates: Params, params: Params | None) -> Params:
@@ -63,7 +74,16 @@ def linear(slope: Params) -> optax.GradientTransformation:
 def before(
     *terms: optax.GradientTransformation, optimiser: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """The local optimiser, or the plain SGD of a rate, with terms of the loss before it."""
+    """The local optimiser, or the plain SGD of a rate, with terms of the loss before it.
+
+    Examples:
+        In the `local` of a rule, whose second argument may be an optimiser or a rate:
+
+        >>> local = ccfl.terms.before(ccfl.terms.linear(jnp.array([1.0, -1.0])), optimiser=0.5)
+        >>> update, _ = local.update(jnp.zeros(2), local.init(jnp.zeros(2)))
+        >>> print(update)
+        [-0.5  0.5]
+    """
     is_rate = not isinstance(optimiser, optax.GradientTransformation)
     return optax.chain(*terms, optax.sgd(optimiser) if is_rate else optimiser)
 
@@ -71,11 +91,18 @@ def before(
 def told(term: Callable[[Visit], optax.GradientTransformation], rule: Rule | None = None) -> Rule:
     """`rule` with a term of the local loss that is made for each visit.
 
-        ccfl.terms.told(lambda visit: ccfl.terms.proximal(0.1 * visit.staleness))
-
     Args:
         term: `term(visit) -> optax transformation` of the gradient.
         rule: what is done besides; by default Algorithm 3.
+
+    Examples:
+        >>> rule = ccfl.terms.told(lambda visit: ccfl.terms.proximal(0.25 * visit.staleness))
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> local = rule.local(visit, 1.0)  # of a client that is 3 rounds stale, with the rate 1
+        >>> update, _ = local.update(x, local.init(x), x + 1)
+        >>> print(update)
+        [-0.75 -0.75]
     """
     rule = _own(rule)
 
@@ -88,8 +115,6 @@ def told(term: Callable[[Visit], optax.GradientTransformation], rule: Rule | Non
 def sending(transform: optax.GradientTransformation, rule: Rule | None = None) -> Rule:
     """`rule` with its uploads sent through an optax transformation, whose state each client keeps.
 
-        ccfl.terms.sending(optax.clip_by_global_norm(1.0))
-
     Args:
         transform: clipping, compression, noise. Its `update` gets the upload, x_{t-s} as `params`
             and the `Visit` as the extra argument `visit`, for its client and its key.
@@ -98,6 +123,15 @@ def sending(transform: optax.GradientTransformation, rule: Rule | None = None) -
     Raises:
         ValueError: for a `rule` of weighted uploads (when the round is traced): write
             `weighted(..., sending(...))`; of uploads that are not like the parameters.
+
+    Examples:
+        >>> rule = ccfl.terms.sending(optax.clip_by_global_norm(1.0))
+        >>> x = jnp.zeros(2)
+        >>> own = rule.memory(x)  # of a client before its first visit
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), own, jax.random.key(0))
+        >>> end = ccfl.End(upload=jnp.array([0.0, -4.0]), info=(), params=x, optimiser=())
+        >>> print(rule.finish(visit, end)[0])
+        [ 0. -1.]
     """
     check_kind(
         "transform", transform, optax.GradientTransformation, "an optax transformation of uploads"
@@ -133,13 +167,20 @@ def sending(transform: optax.GradientTransformation, rule: Rule | None = None) -
 def weighted(weight: Weight, rule: Rule | None = None, divide: bool = True) -> Rule:
     r"""`rule` with weighted uploads: :math:`\Delta_t = \sum_i w_i \Delta^i / \sum_i w_i`.
 
-        ccfl.terms.weighted(ccfl.terms.by_samples)  # FedAvg's weights
-
     Args:
         weight: `weight(visit, end) -> w`, a scalar: `by_samples`, `polynomial(0.5)`, ...
         rule: what is done besides; by default Algorithm 3.
         divide: False divides by the number of uploads instead, so a round of small weights takes a
             small step.
+
+    Examples:
+        >>> rule = ccfl.terms.weighted(ccfl.terms.by_samples)  # FedAvg's weights
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> end = ccfl.End(upload=jnp.array([3.0, 4.0]), info=(), params=x, optimiser=())
+        >>> upload, _ = rule.finish(visit, end)  # of a client of 40 samples
+        >>> print(upload.value, upload.weight)
+        [120. 160.] 40.0
     """
     rule = _own(rule)
 
@@ -155,19 +196,41 @@ def weighted(weight: Weight, rule: Rule | None = None, divide: bool = True) -> R
 
 
 def by_samples(visit: Visit, end: End) -> jax.Array:
-    """n_i, the weight of FedAvg (McMahan et al., 2017)."""
+    """n_i, the weight of FedAvg (McMahan et al., 2017).
+
+    Examples:
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> int(ccfl.terms.by_samples(visit, None))  # of a client of 40 samples
+        40
+    """
     del end
     return visit.size
 
 
 def constant(scale: float | jax.Array = 1.0) -> Weight:
-    """The weight `scale`, whatever the staleness."""
+    """The weight `scale`, whatever the staleness.
+
+    Examples:
+        >>> rule = ccfl.systems.fedasync(
+        ...     0.6, ccfl.terms.constant()
+        ... )  # stale uploads weigh as much as others
+        >>> ccfl.terms.constant(0.5)(None, None)
+        0.5
+    """
     scale = check_known("scale", scale)
     return lambda visit, end: scale
 
 
 def polynomial(power: float | jax.Array = 0.5, scale: float | jax.Array = 1.0) -> Weight:
-    r"""The weight :math:`\text{scale}\,(1 + s)^{-\text{power}}` (Xie et al., 2019; FedBuff)."""
+    r"""The weight :math:`\text{scale}\,(1 + s)^{-\text{power}}` (Xie et al., 2019; FedBuff).
+
+    Examples:
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> float(ccfl.terms.polynomial(0.5)(visit, None))  # of an upload that is 3 rounds stale
+        0.5
+    """
     power, scale = check_known("power", power), check_known("scale", scale)
     return lambda visit, end: scale * (1 + visit.staleness.astype(float)) ** -power
 
@@ -178,7 +241,15 @@ def hinge(
     scale: float | jax.Array = 1.0,
 ) -> Weight:
     r"""`scale` up to a staleness of b = `after`, then :math:`\text{scale} / (a (s - b) + 1)`, a =
-    `slope` (Xie et al., 2019)."""
+    `slope` (Xie et al., 2019).
+
+    Examples:
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> weight = ccfl.terms.hinge(slope=1.0, after=2.0)
+        >>> float(weight(visit, None))  # of an upload that is 3 rounds stale
+        0.5
+    """
     slope, after, scale = (
         check_known(name, value)
         for name, value in (("slope", slope), ("after", after), ("scale", scale))
@@ -195,6 +266,14 @@ def keeping(optimiser: optax.GradientTransformation) -> Rule:
     """A local optimiser whose state each client keeps from visit to visit, instead of a fresh one.
 
     It stands for the round's `local`, which is not used.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.terms.keeping(optax.sgd(0.1, momentum=0.9))
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedsgd(1.0), rule=rule)
+        >>> state = simulation.init(jax.random.key(0), num_clients=30)
+        >>> [leaf.shape for leaf in jax.tree.leaves(state.clients)]  # a momentum for each client
+        [(30, 10), (30, 60, 10)]
     """
     kind = optax.GradientTransformation
     check_kind("optimiser", optimiser, kind, "an optax transformation")

@@ -32,6 +32,19 @@ class Task(NamedTuple):
             integer is nan. Data are checked for those before they are used.
         predict: `predict(params, x) -> [B, ...]`, the model's output in evaluation: logits, say;
             None where a task has none.
+
+    Examples:
+        The mean of numbers, by its squared error:
+
+        >>> def loss(params, batch, mask, key):
+        ...     return (mask * (params - batch["x"]) ** 2).sum() / mask.sum()
+
+        >>> def metrics(params, batch, mask):
+        ...     return {"loss": ((mask * (params - batch["x"]) ** 2).sum(), mask.sum())}
+
+        >>> task = ccfl.Task(lambda key: jnp.zeros(()), loss, metrics)
+        >>> ccfl.evaluate(task, jnp.float32(2.0), {"x": np.array([1.0, 3.0], np.float32)})
+        {'loss': 1.0}
     """
 
     init: Callable[[jax.Array], Params]
@@ -57,6 +70,25 @@ class Visit(NamedTuple):
         message: what was sent with x_{t-s}; `()` where the rule sends none.
         memory: what the client kept of its last visit; `()` where the rule keeps nothing.
         key: PRNG key for the rule's own draws in this visit.
+
+    Examples:
+        A visit made by hand, to try a function of a rule:
+
+        >>> x = jnp.array([1.0, 2.0])
+        >>> visit = ccfl.Visit(
+        ...     client=jnp.int32(7),
+        ...     round=jnp.int32(9),
+        ...     staleness=jnp.int32(3),
+        ...     steps=jnp.int32(5),
+        ...     size=jnp.int32(40),
+        ...     start=x,
+        ...     current=x,
+        ...     message=(),
+        ...     memory=(),
+        ...     key=jax.random.key(0),
+        ... )
+        >>> float(ccfl.terms.polynomial(0.5)(visit, None))  # (1 + 3) ** -0.5
+        0.5
     """
 
     client: jax.Array
@@ -79,6 +111,16 @@ class End(NamedTuple):
         info: its `LocalInfo`.
         params: x_K, the model after the last local step.
         optimiser: the local optimiser's last state.
+
+    Examples:
+        >>> def finish(visit, end):  # of a rule: clients send signs
+        ...     return jax.tree.map(jnp.sign, end.upload), visit.memory
+
+        >>> x = jnp.array([1.0, 2.0])
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> end = ccfl.End(upload=jnp.array([0.3, -2.0]), info=(), params=x, optimiser=())
+        >>> print(finish(visit, end)[0])
+        [ 1. -1.]
     """
 
     upload: Params
@@ -93,6 +135,12 @@ class Weighted(NamedTuple):
     Attributes:
         value: the upload times the weight.
         weight: float scalar, at least 0.
+
+    Examples:
+        >>> first, second = ccfl.Weighted(2.0 * 3.0, 3.0), ccfl.Weighted(6.0 * 1.0, 1.0)
+        >>> total = jax.tree.map(jnp.add, first, second)  # as uploads are added up
+        >>> float(total.value / total.weight)
+        3.0
     """
 
     value: Any
@@ -120,6 +168,27 @@ class Rule(NamedTuple):
         finish: `finish(visit, end) -> (upload, memory)`; the upload is any pytree of numbers.
         combine: `combine(delta, mean, state) -> pseudo_gradient`, of what the aggregator made, that
             mean after this round's visits, and the `State` before them.
+
+    Examples:
+        Clients that count their visits, and work less hard in each:
+
+        >>> def local(visit, optimiser):
+        ...     return optax.sgd(0.1 / (1 + visit.memory))
+
+        >>> rule = ccfl.Rule(
+        ...     memory=lambda params: jnp.zeros(()),
+        ...     local=local,
+        ...     finish=lambda visit, end: (end.upload, visit.memory + 1),
+        ... )
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedsgd(1.0), rule=rule)
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=4)
+        >>> state, _ = ccfl.run_rounds(simulation.round, state, schedule, data)
+        >>> print(state.clients, np.bincount(schedule.client.ravel()))
+        [ 8.  7. 11. 14.] [ 8  7 11 14]
     """
 
     memory: Callable[[Params], Any] = lambda params: ()
@@ -141,6 +210,25 @@ class Arrivals(NamedTuple):
         samples: int32, samples processed.
         counted: bool, whether it is part of the pseudo-gradient: present, with work, and finite.
         participants: int32 scalar, how many are counted.
+
+    Examples:
+        A server gets them as an extra argument; this one takes smaller steps of stale uploads:
+
+        >>> two = jnp.ones(2, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(
+        ...     client=jnp.array([4, 7]),
+        ...     staleness=jnp.array([0, 3]),
+        ...     steps=two,
+        ...     samples=20 * two,
+        ...     counted=two > 0,
+        ...     participants=two.sum(),
+        ... )
+        >>> server = ccfl.systems.slower_when_stale(learning_rate=1.0)
+        >>> update, _ = server.update(
+        ...     jnp.float32(6.0), server.init(jnp.zeros(())), arrivals=arrivals
+        ... )
+        >>> float(update)  # a third
+        2.0
     """
 
     client: jax.Array
@@ -161,6 +249,18 @@ class Aggregate(NamedTuple):
             `[slots, ...]`, of which those not counted may hold anything, nan too.
         stacked: whether `finish` needs all uploads at once. Otherwise they are summed as they come,
             and no more of them exist at a time than lanes.
+
+    Examples:
+        The sum of uploads over the root of their number:
+
+        >>> def finish(total, arrivals, memory):
+        ...     return jax.tree.map(lambda a: a / arrivals.participants**0.5, total), memory
+
+        >>> aggregate = ccfl.Aggregate(init=lambda params: (), finish=finish)
+        >>> four = jnp.ones(4, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(4), 0 * four, four, four, four > 0, four.sum())
+        >>> float(aggregate.finish(jnp.float32(6.0), arrivals, ())[0])
+        3.0
     """
 
     init: Callable[[Params], Any]
