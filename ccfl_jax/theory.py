@@ -59,6 +59,13 @@ class Problem(NamedTuple):
         sigma_g: root of the largest mean over clients of ||grad f_i(x) - grad f(x)||^2.
         d: number of parameters.
         gap: f(x_0) - f*.
+
+    Examples:
+        >>> problem = ccfl.theory.Problem(L=1.0, G=1.0, sigma_l=0.5, sigma_g=0.5, d=100, gap=2.0)
+        >>> problem.gap
+        2.0
+        >>> problem._replace(L=10.0).L
+        10.0
     """
 
     L: float
@@ -70,7 +77,22 @@ class Problem(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A run of CC-FedAdagrad: eta, eta_l, beta, eps, v_hat's start, m, n and T, in this order."""
+    """A run of CC-FedAdagrad: eta, eta_l, beta, eps, v_hat's start, m, n and T, in this order.
+
+    Examples:
+        >>> setting = ccfl.theory.Setting(
+        ...     server_lr=0.1,
+        ...     local_lr=1e-4,
+        ...     b1=0.9,
+        ...     eps=0.1,
+        ...     initial_accumulator=0.01,
+        ...     buffer_size=5,
+        ...     num_clients=30,
+        ...     rounds=100,
+        ... )
+        >>> setting._replace(local_lr=1e-3).local_lr
+        0.001
+    """
 
     server_lr: float
     local_lr: float
@@ -83,7 +105,14 @@ class Setting(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Work and delays of a schedule: the theorem's phi_1 to phi_3, K_max, tau; the mean delay."""
+    """Work and delays of a schedule: the theorem's phi_1 to phi_3, K_max, tau; the mean delay.
+
+    Examples:
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> work.max_steps, work.max_delay, round(work.phi_1, 1)  # the mean work of a slot
+        (6, 5, 3.4)
+    """
 
     phi_1: float
     phi_2: float
@@ -94,7 +123,19 @@ class Work(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """An inequality "left <= right" (an equation where the name says "="), and whether it holds."""
+    """An inequality "left <= right" (an equation where the name says "="), and whether it holds.
+
+    Examples:
+        >>> problem = ccfl.theory.Problem(L=1.0, G=1.0, sigma_l=0.5, sigma_g=0.5, d=100, gap=2.0)
+        >>> setting = ccfl.theory.Setting(0.1, 1e-4, 0.9, 0.1, 0.01, 5, 30, 100)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> first = ccfl.theory.conditions(problem, setting, work)[0]
+        >>> first.name, first.holds
+        ('eta_l <= 1/(8 K L)', True)
+        >>> print(first)
+        eta_l <= 1/(8 K L): 0.0001 and 0.02083, holds (consistent)
+    """
 
     name: str
     left: float
@@ -109,7 +150,17 @@ class Condition(NamedTuple):
 
 class Terms(NamedTuple):
     """The bound's parts: descent (f(x_0) - f*) + Phi/T + Phi_g sigma_g^2 + Phi_l sigma_l^2
-    + sampling; D bounds sqrt(v_hat) + eps."""
+    + sampling; D bounds sqrt(v_hat) + eps.
+
+    Examples:
+        >>> problem = ccfl.theory.Problem(L=1.0, G=1.0, sigma_l=0.5, sigma_g=0.5, d=100, gap=2.0)
+        >>> setting = ccfl.theory.Setting(0.1, 1e-4, 0.9, 0.1, 0.01, 5, 30, 100)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> terms = ccfl.theory.terms(problem, setting, work)
+        >>> terms.form, round(terms.D, 2)  # what bounds sqrt(v_hat) + eps
+        ('consistent', 0.2)
+    """
 
     form: Form
     D: float
@@ -121,7 +172,17 @@ class Terms(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """On the mean squared gradient norm: `value`, the sum of the five shares after it."""
+    """On the mean squared gradient norm: `value`, the sum of the five shares after it.
+
+    Examples:
+        >>> problem = ccfl.theory.Problem(L=1.0, G=1.0, sigma_l=0.5, sigma_g=0.5, d=100, gap=2.0)
+        >>> setting = ccfl.theory.Setting(0.1, 1e-4, 0.9, 0.1, 0.01, 5, 30, 100)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> bound = ccfl.theory.bound(problem, setting, work)
+        >>> max(bound._fields[2:], key=lambda share: getattr(bound, share))  # the largest share
+        'descent'
+    """
 
     form: Form
     value: float
@@ -146,6 +207,15 @@ def read_schedule(schedule: Any, num_clients: int, steps: np.ndarray | None = No
 
     Raises:
         ValueError: for a schedule without any work, and as `Schedule.stats`.
+
+    Examples:
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> work.max_delay, round(work.mean_delay, 1)
+        (5, 2.5)
+        >>> steps = schedule.work * 4  # of clients whose epochs have 4 steps
+        >>> ccfl.theory.read_schedule(schedule, 30, steps).max_steps
+        24
     """
     stats = schedule.stats(num_clients, steps)
     steps = np.asarray(schedule.work if steps is None else steps)
@@ -165,6 +235,19 @@ def conditions(
     In the consistent form the second is :math:`\eta_l \le \sqrt{\epsilon / (120 L^2 K_{max}^2
     (\tau+1) D)}`, and the accumulator has to start at eps^2, which the paper's proof assumes and
     its theorem does not state. The printed second one is infinite at tau = 0.
+
+    Examples:
+        >>> problem = ccfl.theory.Problem(L=1.0, G=1.0, sigma_l=0.5, sigma_g=0.5, d=100, gap=2.0)
+        >>> setting = ccfl.theory.Setting(0.1, 1e-4, 0.9, 0.1, 0.01, 5, 30, 100)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> for condition in ccfl.theory.conditions(problem, setting, work):
+        ...     print(condition)
+        eta_l <= 1/(8 K L): 0.0001 and 0.02083, holds (consistent)
+        eta_l <= sqrt(eps/(120 L^2 K^2 (tau+1) D)): 0.0001 and 0.004392, holds (consistent)
+        eta_l <= eps/(sqrt(T) G): 0.0001 and 0.01, holds (consistent)
+        H_1 eta_l^2 + H_2 eta_l <= eps^2: 0.00035 and 0.01, holds (consistent)
+        initial_accumulator = eps^2: 0.01 and 0.01, holds (consistent)
     """
     problem, setting, work = _checked(form, problem, setting, work)
     L, G = problem.L, problem.G
@@ -201,6 +284,17 @@ def terms(problem: Problem, setting: Setting, work: Work, form: Form = "consiste
 
     the first factor is 8 eps / (eta eta_l T) and `sampling` is 0. The head of the module says what
     the consistent form changes.
+
+    Examples:
+        >>> problem = ccfl.theory.Problem(L=1.0, G=1.0, sigma_l=0.5, sigma_g=0.5, d=100, gap=2.0)
+        >>> setting = ccfl.theory.Setting(0.1, 1e-4, 0.9, 0.1, 0.01, 5, 30, 100)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> printed = ccfl.theory.terms(problem, setting, work, form="paper")
+        >>> printed.D, printed.sampling
+        (0.2, 0.0)
+        >>> ccfl.theory.terms(problem, setting, work).sampling > 0  # of 5 among 30 clients
+        True
     """
     problem, setting, work = _checked(form, problem, setting, work)
     L, G, _, sigma_g, d, _ = problem
@@ -235,6 +329,17 @@ def bound(problem: Problem, setting: Setting, work: Work, form: Form = "consiste
     It is a bound only where all `conditions` of its form hold, and for form="paper" not even then:
     from the minimum, without momentum and noise, the printed one tends to 0 with eta_l, while
     client sampling still moves the model by eta eta_l / eps.
+
+    Examples:
+        >>> problem = ccfl.theory.Problem(L=1.0, G=1.0, sigma_l=0.5, sigma_g=0.5, d=100, gap=2.0)
+        >>> setting = ccfl.theory.Setting(0.1, 1e-4, 0.9, 0.1, 0.01, 5, 30, 100)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> longer = setting._replace(rounds=10**6)
+        >>> for one in (setting, longer):
+        ...     print(f"{ccfl.theory.bound(problem, one, work).value:.3g}")
+        1.64e+03
+        0.204
     """
     parts = terms(problem, setting, work, form)
     shares = (
@@ -256,6 +361,19 @@ def corollary(
     The paper requires one K, T >= m K^5 and tau <= (T / (m K))^(1/4). The consistent form adds the
     theorem's last condition at these rates, and that there is no variance of client sampling:
     otherwise its term, of order sqrt(K / (m T)) sigma_g^2, leads and K does not speed up.
+
+    Examples:
+        >>> problem = ccfl.theory.Problem(L=1.0, G=1.0, sigma_l=0.5, sigma_g=0.5, d=100, gap=2.0)
+        >>> setting = ccfl.theory.Setting(0.1, 1e-4, 0.9, 0.1, 0.01, 5, 30, 100)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> work = ccfl.theory.read_schedule(schedule, num_clients=30)
+        >>> for condition in ccfl.theory.corollary(problem, setting, work):
+        ...     print(condition)
+        K_max <= phi_1 (one K): 6 and 3.42, fails (consistent)
+        m K^5 <= T: 3.888e+04 and 100, fails (consistent)
+        tau <= (T/(m K))^(1/4): 5 and 1.351, fails (consistent)
+        m K L^2 max(tau^2, 1)/eps^2 <= T: 7.5e+04 and 100, fails (consistent)
+        (n - m) sigma_g <= 0: 12.5 and 0, fails (consistent)
     """
     problem, setting, work = _checked(form, problem, setting, work)
     m, n, T, eps = setting.buffer_size, setting.num_clients, setting.rounds, setting.eps
