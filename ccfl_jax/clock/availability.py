@@ -37,6 +37,16 @@ class Availability(NamedTuple):
         num_clients: n; clients are 0..n-1.
         changes: of a seed, 0..2**32-1: endless consecutive blocks from time 0 on. Before 0 no
             client is available, so those available at 0 have a change at 0.
+
+    Examples:
+        >>> model = ccfl.availability.cyclic(
+        ...     num_clients=3, period=60.0, on=20.0, phase=[0.0, 20.0, 40.0]
+        ... )
+        >>> model.num_clients
+        3
+        >>> block = next(model.changes(0))  # of the seed 0: who comes and goes in the first seconds
+        >>> print(block.time[:4], block.client[:4], block.available[:4])
+        [ 0. 20. 20. 40.] [0 0 2 1] [ True False  True  True]
     """
 
     num_clients: int
@@ -44,7 +54,15 @@ class Availability(NamedTuple):
 
 
 def always(num_clients: int) -> Availability:
-    """All clients, from 0 on; FedAvg's setting, and the paper's."""
+    """All clients, from 0 on; FedAvg's setting, and the paper's.
+
+    Examples:
+        >>> phones = ccfl.speed.draw_devices(seed=0, num_clients=5, step=ccfl.speed.constant(1.0))
+        >>> server = ccfl.clock.Server(buffer_size=5, concurrency=5)
+        >>> schedule, _ = ccfl.clock_schedule(0, 10, phones, ccfl.availability.always(5), server)
+        >>> bool(schedule.present.all()), int(schedule.staleness.max())  # synchronous rounds
+        (True, 2)
+    """
     check_whole("num_clients", num_clients, 1, 2**31 - 1)
     none = np.zeros(0)
     return _replay(np.ones(num_clients, np.bool_), (none.astype(int), none, none > 0), none)
@@ -63,6 +81,14 @@ def bernoulli(num_clients: int, p: PerClient, period: float) -> Availability:
 
     Raises:
         ValueError: an argument is not as described.
+
+    Examples:
+        >>> half = ccfl.availability.bernoulli(num_clients=1000, p=0.5, period=60.0)
+        >>> [
+        ...     int(mask.sum())
+        ...     for mask in ccfl.availability.masks(half, seed=0, rounds=3, seconds=60.0)
+        ... ]
+        [489, 523, 498]
     """
     num_clients = check_whole("num_clients", num_clients, 1, 2**31 - 1)
     p = per_client("p", p, num_clients, 0.0, 1.0)
@@ -97,6 +123,16 @@ def cyclic(
 
     Raises:
         ValueError: an argument is not as described.
+
+    Examples:
+        >>> turns = ccfl.availability.cyclic(
+        ...     num_clients=3, period=60.0, on=20.0, phase=[0.0, 20.0, 40.0]
+        ... )
+        >>> for mask in ccfl.availability.masks(turns, seed=0, rounds=3, seconds=20.0):
+        ...     print(mask.astype(int))
+        [1 0 0]
+        [0 0 1]
+        [0 1 0]
     """
     check_whole("num_clients", num_clients, 1, 2**31 - 1)
     period = per_client("period", period, num_clients, SHORTEST, LONGEST)
@@ -130,6 +166,15 @@ def diurnal(zones: np.ndarray, start: PerClient = 22.0, hours: PerClient = 8.0) 
 
     Raises:
         ValueError: an argument is not as described.
+
+    Examples:
+        >>> nights = ccfl.availability.diurnal(zones=np.array([0, 6, 12, 18]), start=22, hours=8)
+        >>> for mask in ccfl.availability.masks(nights, seed=0, rounds=4, seconds=6 * 3600):
+        ...     print(mask.astype(int))  # at 0, 6, 12 and 18 o'clock UTC
+        [1 0 0 0]
+        [0 0 0 1]
+        [0 0 1 0]
+        [0 1 0 0]
     """
     if np.ndim(zones) != 1 or not np.size(zones):
         raise ValueError(f"zones: expected [clients], at least one, found shape {np.shape(zones)}")
@@ -155,6 +200,14 @@ def markov(num_clients: int, mean_on: PerClient, mean_off: PerClient) -> Availab
 
     Raises:
         ValueError: an argument is not as described.
+
+    Examples:
+        >>> phones = ccfl.availability.markov(num_clients=1000, mean_on=600.0, mean_off=1800.0)
+        >>> [
+        ...     int(mask.sum())
+        ...     for mask in ccfl.availability.masks(phones, seed=0, rounds=3, seconds=60.0)
+        ... ]
+        [255, 244, 238]
     """
     check_whole("num_clients", num_clients, 1, 2**31 - 1)
     on = per_client("mean_on", mean_on, num_clients, SHORTEST, LONGEST)
@@ -185,6 +238,18 @@ def windows(
 
     Raises:
         ValueError: as `check_windows`.
+
+    Examples:
+        >>> trace = ccfl.availability.windows(
+        ...     client=np.array([0, 0, 1]),
+        ...     start=np.array([0.0, 50.0, 10.0]),
+        ...     stop=np.array([10.0, 60.0, 20.0]),
+        ...     period=np.array([60.0, 60.0]),
+        ... )
+        >>> for mask in ccfl.availability.masks(trace, seed=0, rounds=2, seconds=55.0):
+        ...     print(mask.astype(int))
+        [1 0]
+        [1 0]
     """
     trace = check_windows(Windows(client, start, stop, period))
     return _replay(*repeating(trace), trace.period)
@@ -204,6 +269,16 @@ def by_label(labels: np.ndarray, num_labels: int, period: float) -> Availability
 
     Raises:
         ValueError: an argument is not as described.
+
+    Examples:
+        >>> turns = ccfl.availability.by_label(
+        ...     labels=np.array([0, 0, 1, 2]), num_labels=3, period=30.0
+        ... )
+        >>> for mask in ccfl.availability.masks(turns, seed=0, rounds=3, seconds=10.0):
+        ...     print(mask.astype(int))
+        [1 1 0 0]
+        [0 0 1 0]
+        [0 0 0 1]
     """
     check_whole("num_labels", num_labels, 1, 2**31 - 1)
     check_number("period", period, SHORTEST, LONGEST)
@@ -228,6 +303,12 @@ def masks(
     Raises:
         ValueError: for a seed outside 0..2**32-1, a negative number of rounds, or seconds that are
             not finite and above 0.
+
+    Examples:
+        >>> nights = ccfl.availability.diurnal(zones=np.arange(24))
+        >>> masks = [*ccfl.availability.masks(nights, seed=0, rounds=48, seconds=1800.0)]  # a day
+        >>> len(masks), [int(mask.sum()) for mask in masks[:3]]
+        (48, [8, 8, 8])
     """
     check_whole("rounds", rounds, 0, 2**31 - 1)
     check_number("seconds", seconds, 0.0, LONGEST, above=True)

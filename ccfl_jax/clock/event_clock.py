@@ -49,6 +49,17 @@ class Server(NamedTuple):
         timeout: seconds after which a round ends without m uploads; None: no limit.
         on_timeout: "fire": a round of the uploads in the buffer, the other slots stay empty;
             "skip": they are dropped. With an empty buffer the server waits another `timeout`.
+
+    Examples:
+        >>> server = ccfl.clock.Server(buffer_size=5, concurrency=20, max_staleness=3)
+        >>> phones = ccfl.speed.draw_devices(
+        ...     seed=0, num_clients=30, step=ccfl.speed.uniform(1.0, 10.0)
+        ... )
+        >>> schedule, log = ccfl.clock_schedule(
+        ...     0, 100, phones, ccfl.availability.always(30), server
+        ... )
+        >>> int(schedule.staleness.max()), log.counts()["stale"] > 0
+        (3, True)
     """
 
     buffer_size: int = 5
@@ -98,6 +109,22 @@ def clock_schedule(
     Raises:
         ValueError: for a number out of range, arrays of unequal length, or if no further
             round comes: no client is available, or every upload is dropped.
+
+    Examples:
+        >>> phones = ccfl.speed.draw_devices(
+        ...     seed=0, num_clients=30, step=ccfl.speed.uniform(1.0, 10.0)
+        ... )
+        >>> schedule, log = ccfl.clock_schedule(
+        ...     seed=0,
+        ...     num_rounds=100,
+        ...     devices=phones,
+        ...     availability=ccfl.availability.always(30),
+        ...     server=ccfl.clock.Server(buffer_size=5, concurrency=10),
+        ... )
+        >>> schedule.client.shape, log.counts()["used"]
+        ((100, 5), 500)
+        >>> int(schedule.staleness.max()), round(float(schedule.time[-1]))  # rounds, seconds
+        (8, 873)
     """
     _check(seed, num_rounds, devices, availability, server, work)
     pool, task = Pool(availability.changes(seed)), task_sampling.tasks(seed, devices, work)

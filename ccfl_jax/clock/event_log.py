@@ -38,6 +38,17 @@ class EventLog(NamedTuple):
             emptied the buffer; `UNDERWAY` if still training, or in an unfilled buffer, at the end.
         round: int32, the round it is used in; -1 for the others.
         missed: starts of a rate without an idle client, or with `concurrency` clients training.
+
+    Examples:
+        >>> phones = ccfl.speed.draw_devices(
+        ...     seed=0, num_clients=30, step=ccfl.speed.uniform(1.0, 10.0)
+        ... )
+        >>> schedule, log = ccfl.clock_schedule(0, 100, phones, ccfl.availability.always(30))
+        >>> log.counts()
+        {'used': 500, 'stale': 0, 'timed out': 0, 'under way': 9}
+        >>> seconds = (log.stop - log.start)[log.fate == ccfl.clock.USED]
+        >>> seconds.shape, bool(seconds.min() >= 1)
+        ((500,), True)
     """
 
     client: np.ndarray

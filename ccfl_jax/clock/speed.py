@@ -29,6 +29,12 @@ def constant(value: float) -> Distribution:
 
     Raises:
         ValueError: unless value is finite and >= 0.
+
+    Examples:
+        >>> seconds = ccfl.speed.constant(2.0)
+        >>> phones = ccfl.speed.draw_devices(seed=0, num_clients=10_000, step=seconds)
+        >>> {*phones.step.tolist()}
+        {2.0}
     """
     check_number("value", value)
     return lambda rng, size: np.full(size, value, np.float64)
@@ -39,6 +45,12 @@ def uniform(low: float, high: float) -> Distribution:
 
     Raises:
         ValueError: unless 0 <= low <= high, both finite.
+
+    Examples:
+        >>> seconds = ccfl.speed.uniform(1.0, 3.0)
+        >>> phones = ccfl.speed.draw_devices(seed=0, num_clients=10_000, step=seconds)
+        >>> round(float(phones.step.mean()), 1)
+        2.0
     """
     check_number("low", low)
     check_number("high", high, low)
@@ -50,6 +62,12 @@ def exponential(mean: float) -> Distribution:
 
     Raises:
         ValueError: unless mean is finite and > 0.
+
+    Examples:
+        >>> seconds = ccfl.speed.exponential(2.0)
+        >>> phones = ccfl.speed.draw_devices(seed=0, num_clients=10_000, step=seconds)
+        >>> round(float((phones.step > 2).mean()), 1)  # exp(-1)
+        0.4
     """
     check_number("mean", mean, above=True)
     return lambda rng, size: rng.exponential(mean, size)
@@ -65,6 +83,12 @@ def log_normal(mu: float = 1.0, sigma: float = 0.6, scale: float = 0.005) -> Dis
 
     Raises:
         ValueError: unless mu is finite and sigma and scale are finite and > 0.
+
+    Examples:
+        >>> seconds = ccfl.speed.log_normal(scale=0.005 * 20)
+        >>> phones = ccfl.speed.draw_devices(seed=0, num_clients=10_000, step=seconds)
+        >>> round(float(np.median(phones.step)), 2)  # of batches of 20: 0.1 e
+        0.27
     """
     check_number("mu", mu, -math.inf)
     check_number("sigma", sigma, above=True)
@@ -80,6 +104,17 @@ def half_normal(sigma: float = 1.0, least: float = 0.0) -> Distribution:
 
     Raises:
         ValueError: unless sigma is finite and > 0, and least finite and >= 0.
+
+    Examples:
+        >>> phones = ccfl.speed.draw_devices(
+        ...     seed=0,
+        ...     num_clients=30,
+        ...     step=ccfl.speed.constant(0.0),
+        ...     extra=ccfl.speed.half_normal(),
+        ... )
+        >>> _, log = ccfl.clock_schedule(0, 2000, phones, ccfl.availability.always(30))
+        >>> round(float((log.stop - log.start).mean()), 1)  # sqrt(2 / pi)
+        0.8
     """
     check_number("sigma", sigma, above=True)
     check_number("least", least)
@@ -97,6 +132,12 @@ def pareto(shape: float = 1.0, least: float = 1.0, most: float = 60.0) -> Distri
 
     Raises:
         ValueError: unless shape and least are > 0 and most >= least, all finite.
+
+    Examples:
+        >>> seconds = ccfl.speed.pareto(shape=1.0, least=1.0, most=60.0)
+        >>> phones = ccfl.speed.draw_devices(seed=0, num_clients=10_000, step=seconds)
+        >>> round(float(np.median(phones.step)), 1), float(phones.step.max())
+        (2.0, 60.0)
     """
     check_number("shape", shape, above=True)
     check_number("least", least, above=True)
@@ -122,6 +163,12 @@ def three_classes(
     Raises:
         ValueError: unless concentration is finite and > 0, and ranges are three pairs 0 <= low <=
             high, finite.
+
+    Examples:
+        >>> seconds = ccfl.speed.three_classes()
+        >>> phones = ccfl.speed.draw_devices(seed=0, num_clients=10_000, step=seconds)
+        >>> round(float((phones.step < 2).mean()), 2)  # 275 / 432
+        0.63
     """
     check_number("concentration", concentration, above=True)
     if len(ranges) != 3 or any(len(pair) != 2 for pair in ranges):
@@ -154,6 +201,18 @@ class Devices(NamedTuple):
         upload: float64 `[clients]`, seconds until the upload has arrived.
         task: of the factor of the computing time; None is always 1.
         extra: of the seconds added, whatever the work; None is always 0.
+
+    Examples:
+        >>> phones = ccfl.speed.Devices(
+        ...     step=np.array([1.0, 5.0]),
+        ...     download=np.array([2.0, 2.0]),
+        ...     upload=np.array([2.0, 2.0]),
+        ... )
+        >>> one = ccfl.clock.Server(buffer_size=1, concurrency=2)
+        >>> work = ccfl.clock.Work(local_work=1, randomness=1)
+        >>> schedule, _ = ccfl.clock_schedule(0, 3, phones, ccfl.availability.always(2), one, work)
+        >>> schedule.client.ravel().tolist(), schedule.time.tolist()  # tasks take 5 s and 9 s
+        ([0, 1, 0], [5.0, 9.0, 10.0])
     """
 
     step: np.ndarray
@@ -193,6 +252,17 @@ def draw_devices(
     Raises:
         ValueError: for a seed outside 0..2**32-1, a number of clients below 1, or a distribution
             that returns anything but `num_clients` finite numbers >= 0.
+
+    Examples:
+        >>> phones = ccfl.speed.draw_devices(
+        ...     seed=0,
+        ...     num_clients=100,
+        ...     step=ccfl.speed.log_normal(0.0, 1.0, scale=5.0),
+        ...     upload=ccfl.speed.uniform(1.0, 20.0),
+        ...     task=ccfl.speed.log_normal(0.0, 0.1, scale=1.0),
+        ... )
+        >>> phones.step.shape, round(float(np.median(phones.step)))  # seconds
+        ((100,), 6)
     """
     check_seed(seed)
     check_whole("num_clients", num_clients, 1, 2**31 - 1)
@@ -214,6 +284,14 @@ def draw(name: str, distribution: Distribution, rng: np.random.Generator, size: 
 
     Raises:
         ValueError: with `name`, unless they are `size` finite numbers >= 0.
+
+    Examples:
+        >>> def bimodal(rng, size):  # a distribution of one's own
+        ...     return np.where(rng.random(size) < 0.5, 1.0, 9.0)
+
+        >>> seconds = ccfl.speed.draw("step", bimodal, np.random.default_rng(0), size=6)
+        >>> {*seconds.tolist()} <= {1.0, 9.0}
+        True
     """
     values = unmasked(name, distribution(rng, size))
     _check_values(name, values, size)
@@ -231,6 +309,13 @@ def slowness(seconds: np.ndarray) -> np.ndarray:
 
     Raises:
         ValueError: unless seconds are finite numbers >= 0 of at least one client.
+
+    Examples:
+        >>> print(ccfl.speed.slowness(np.array([3.0, 1.0, 1.0, 8.0])))
+        [[0.5  0.75]
+         [0.   0.5 ]
+         [0.   0.5 ]
+         [0.75 1.  ]]
     """
     seconds = unmasked("seconds", seconds)
     if not seconds.size:
@@ -271,6 +356,15 @@ def correlated_work(
     Raises:
         ValueError: for a client without a row of `standing`, most_work outside 1..2**31-1, or a
             correlation outside [-1, 1].
+
+    Examples:
+        >>> standing = ccfl.speed.slowness(
+        ...     np.arange(1.0, 101.0)
+        ... )  # 100 clients, the last is the slowest
+        >>> rng, tasks = np.random.default_rng(0), np.arange(100)
+        >>> work = ccfl.speed.correlated_work(rng, standing, tasks, most_work=6, correlation=-1.0)
+        >>> int(work[0]), int(work[-1])  # the slowest does least
+        (6, 1)
     """
     from scipy.special import ndtr, ndtri  # a fifth of a second, which few need
 

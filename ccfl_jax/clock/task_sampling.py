@@ -36,6 +36,15 @@ class Work(NamedTuple):
             do least) to 1 (they do most); `speed.correlated_work`.
         epoch_steps: int `[clients]`, local steps of an epoch, ceil(n_i / B), where work counts
             epochs; None where it counts steps.
+
+    Examples:
+        >>> work = ccfl.clock.Work(local_work=2, randomness=1, epoch_steps=np.full(30, 25))
+        >>> phones = ccfl.speed.draw_devices(seed=0, num_clients=30, step=ccfl.speed.constant(1.0))
+        >>> schedule, log = ccfl.clock_schedule(
+        ...     0, 10, phones, ccfl.availability.always(30), ccfl.clock.Server(), work
+        ... )
+        >>> schedule.work_unit, sorted({*(log.stop - log.start).tolist()})  # 1 or 2 epochs of 25 s
+        ('epochs', [25.0, 50.0])
     """
 
     local_work: int = 3

@@ -49,6 +49,14 @@ def read_fedscale_availability(path: str | os.PathLike) -> Windows:
     file's c-th device. From FedScale's `client_metadata.py`; the published file has 107,749
     devices, made from FLASH's traces. Departures: a window is half-open, where FedScale includes
     inactive[k]; so a window with active[k] = inactive[k] is empty.
+
+    Examples:
+        >>> import pathlib, pickle
+        >>> device = {"active": [0, 7200], "inactive": [3600, 9000], "finish_time": 86400}
+        >>> _ = pathlib.Path("client_behave_trace").write_bytes(pickle.dumps({1: device}))
+        >>> trace = ccfl.traces.read_fedscale_availability("client_behave_trace")
+        >>> trace.start.tolist(), trace.stop.tolist()
+        ([0.0, 7200.0], [3600.0, 9000.0])
     """
     with naming(path):
         client, start, stop, period = [], [], [], []
@@ -95,6 +103,16 @@ def read_fedscale_capacity(path: str | os.PathLike, batch_size: int, model_bytes
 
     Raises:
         ValueError: also for another batch size or model size.
+
+    Examples:
+        >>> import pathlib, pickle
+        >>> devices = {1: {"computation": 40.0, "communication": 8000.0}}
+        >>> _ = pathlib.Path("client_device_capacity").write_bytes(pickle.dumps(devices))
+        >>> phones = ccfl.traces.read_fedscale_capacity(
+        ...     "client_device_capacity", batch_size=20, model_bytes=10**6
+        ... )
+        >>> phones.step.tolist(), phones.upload.tolist()  # 3 * 20 * 0.04 s, and 8 Mbit at 8 Mbit/s
+        ([2.4], [1.0])
     """
     check_whole("batch_size", batch_size, 1)
     check_number("model_bytes", model_bytes)
@@ -134,6 +152,17 @@ def read_flash(path: str | os.PathLike) -> Windows:
     the same (there all users share one calendar, and a trace repeats right after its last message);
     a phone that is available at its last message stays so until then (there that window is
     dropped); 5g is no wifi (there it is no state).
+
+    Examples:
+        >>> import json, pathlib
+        >>> times = "22:00:00", "22:30:00", "23:00:00", "23:30:00"
+        >>> states = "screen_lock", "wifi", "battery_charged_on", "screen_unlock"
+        >>> lines = [f"2020-01-01 {time}{chr(9)}{state}" for time, state in zip(times, states)]
+        >>> messages = {"user": {"messages": chr(10).join(lines)}}
+        >>> _ = pathlib.Path("flash.json").write_text(json.dumps(messages))
+        >>> trace = ccfl.traces.read_flash("flash.json")
+        >>> print(trace.start / 3600, trace.stop / 3600, trace.period / 3600)
+        [23.] [23.5] [24.]
     """
     with naming(path):
         users = as_json(_read(path, _LARGEST_TEXT), "text")
@@ -155,6 +184,18 @@ def read_windows_csv(path: str | os.PathLike) -> Windows:
     Client c is available in [start, stop), replayed modulo period, all in seconds. The period is
     the same in all lines of a client. Clients are 0..n-1 and each has a line; one with start = stop
     is no window, for clients without any.
+
+    Examples:
+        >>> import pathlib
+        >>> lines = "client,start,stop,period", "0,0,600,3600", "1,600,1200,3600"
+        >>> _ = pathlib.Path("trace.csv").write_text("".join(line + chr(10) for line in lines))
+        >>> trace = ccfl.traces.read_windows_csv("trace.csv")
+        >>> next(
+        ...     ccfl.availability.masks(
+        ...         ccfl.availability.windows(*trace), seed=0, rounds=1, seconds=60.0
+        ...     )
+        ... )
+        array([ True, False])
     """
     with naming(path):
         header, *lines = _read(path, _LARGEST_TEXT).decode().splitlines() or [""]
@@ -172,7 +213,20 @@ def read_windows_csv(path: str | os.PathLike) -> Windows:
 
 
 def read_windows_npz(path: str | os.PathLike) -> Windows:
-    """Our own format as npz: arrays client, start, stop and period [lines], as in the CSV."""
+    """Our own format as npz: arrays client, start, stop and period [lines], as in the CSV.
+
+    Examples:
+        >>> np.savez(
+        ...     "trace.npz",
+        ...     client=[0, 1],
+        ...     start=[0.0, 600.0],
+        ...     stop=[600.0, 1200.0],
+        ...     period=[3600.0, 3600.0],
+        ... )
+        >>> trace = ccfl.traces.read_windows_npz("trace.npz")
+        >>> trace.client.tolist(), trace.stop.tolist()
+        ([0, 1], [600.0, 1200.0])
+    """
     with naming(path):
         arrays = read_npz(path, Windows._fields)
         shapes = {array.shape for array in arrays.values()}

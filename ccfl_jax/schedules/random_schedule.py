@@ -42,6 +42,16 @@ def random_schedule(
         ValueError: for a count below its minimum, a buffer larger than the number of clients, a
             seed outside 0..2**32-1, local_work * randomness that is not an integer >= 1, or
             masks that are too few or no bool `[num_clients]`.
+
+    Examples:
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=500, num_clients=100, buffer_size=5)
+        >>> schedule.client.shape, int(schedule.work.min()), int(schedule.work.max())
+        ((500, 5), 1, 6)
+        >>> half = [
+        ...     np.arange(100) < 50
+        ... ] * 500  # or `ccfl.availability.masks`: who is there in each round
+        >>> int(ccfl.random_schedule(0, 500, 100, available=half).client.max())
+        49
     """
     check_seed(seed)
     check_whole("num_rounds", num_rounds, 0)

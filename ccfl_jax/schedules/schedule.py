@@ -45,6 +45,15 @@ class Schedule:
         recall: int32, the row of what the slot's client remembers (`remembered`); None: its own.
         store: int32, the row that what it then remembers goes to; one past the last drops it.
         rows: how many rows that plan has, which a state of it has too.
+
+    Examples:
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30, max_delay=5)
+        >>> schedule.num_rounds, schedule.num_slots, int(schedule.staleness.max())
+        (100, 5, 5)
+        >>> print(schedule.client[7], schedule.staleness[7], schedule.work[7])  # round 7
+        [16 10 23  3 21] [0 0 2 3 4] [3 4 3 5 2]
+        >>> round(schedule.stats(num_clients=30)["tau_avg"], 1)
+        2.5
     """
 
     client: np.ndarray
