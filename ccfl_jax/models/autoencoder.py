@@ -15,6 +15,15 @@ class Autoencoder(nn.Module):
 
     Source: the EMNIST autoencoder of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
     Departure: Flax's initialisers (LeCun normal weights, zero biases).
+
+    Examples:
+        >>> model = ccfl.models.Autoencoder()
+        >>> x = jnp.zeros((5, 28, 28, 1))
+        >>> params = jax.eval_shape(model.init, jax.random.key(0), x)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        2837314
+        >>> jax.eval_shape(model.apply, params, x).shape
+        (5, 28, 28, 1)
     """
 
     @nn.compact

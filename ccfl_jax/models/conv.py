@@ -170,6 +170,15 @@ class Conv(nn.Module):
     Raises ValueError for `features` under 1, for a kernel size or strides that are not two whole
     numbers of 1 or more, for another padding or lowering, for a lowering that does not take them,
     and for an input smaller than the kernel.
+
+    Examples:
+        >>> model = ccfl.models.Conv(features=4, kernel_size=(3, 3), strides=(2, 2), padding="SAME")
+        >>> x = jnp.zeros((5, 28, 28, 1))
+        >>> params = jax.eval_shape(model.init, jax.random.key(0), x)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        40
+        >>> jax.eval_shape(model.apply, params, x).shape
+        (5, 14, 14, 4)
     """
 
     features: int
@@ -204,6 +213,15 @@ class ConvReluPool(nn.Module):
     `[..., (h - kh + 1) // 2, (w - kw + 1) // 2, features]`. Raises ValueError for `features`
     under 1, for a kernel size that is not two whole numbers of 1 or more, for another lowering,
     and for an input with fewer than `kh + 1` rows or `kw + 1` columns.
+
+    Examples:
+        >>> model = ccfl.models.ConvReluPool(features=6, kernel_size=(5, 5))
+        >>> x = jnp.zeros((5, 28, 28, 1))
+        >>> params = jax.eval_shape(model.init, jax.random.key(0), x)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        156
+        >>> jax.eval_shape(model.apply, params, x).shape
+        (5, 12, 12, 6)
     """
 
     features: int

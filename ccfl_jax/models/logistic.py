@@ -12,6 +12,13 @@ class Logistic(nn.Module):
     Input float `[b, ...]`, output logits `[b, num_classes]`. Flax's default initialisers (LeCun
     normal `W`, zero `c`). Raises ValueError for `num_classes` under 1 and for an input without a
     batch axis.
+
+    Examples:
+        >>> task = ccfl.classification_task(
+        ...     ccfl.models.Logistic(10), input_shape=(60,), num_classes=10
+        ... )
+        >>> jax.tree.map(jnp.shape, task.init(jax.random.key(0)))
+        {'dense': {'bias': (10,), 'kernel': (60, 10)}}
     """
 
     num_classes: int

@@ -47,6 +47,12 @@ def regression_task(
 
     Raises:
         ValueError: as `classification_task`, with `num_targets` for `num_classes`.
+
+    Examples:
+        >>> task = ccfl.regression_task(ccfl.models.Logistic(1), input_shape=(2,))  # a linear model
+        >>> params = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+        >>> ccfl.evaluate(task, params, {"x": np.ones((2, 2)), "y": np.array([1.0, 3.0])})
+        {'loss': 5.0, 'mean_absolute_error': 2.0}
     """
     check_whole("num_targets", num_targets, 1)
     init, apply, same = functions(model, input_shape, jnp.float32, (num_targets,), compute_dtype)
@@ -90,6 +96,13 @@ def autoencoder_task(
         ValueError: as `classification_task`.
 
     Source: the EMNIST autoencoder of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
+
+    Examples:
+        >>> model = ccfl.models.MLP(features=(8,), num_classes=64)  # with outputs like its inputs
+        >>> task = ccfl.autoencoder_task(model, input_shape=(64,))
+        >>> params = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+        >>> ccfl.evaluate(task, params, {"x": np.full((5, 64), 0.5)})
+        {'loss': 0.25}
     """
     output = (*input_shape,)
     init, apply, same = functions(model, input_shape, jnp.float32, output, compute_dtype)

@@ -26,6 +26,15 @@ class ResNet20(nn.Module):
     4.2. Departures: GroupNorm of two groups for BatchNorm, whose statistics have no meaning between
     clients; LeCun normal convolutions for He's; no zero padding and cropping of the input (see
     `data.prepare_images`).
+
+    Examples:
+        >>> model = ccfl.models.ResNet20()
+        >>> x = jnp.zeros((5, 32, 32, 3))
+        >>> params = jax.eval_shape(model.init, jax.random.key(0), x)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        269722
+        >>> jax.eval_shape(model.apply, params, x).shape
+        (5, 10)
     """
 
     num_classes: int = 10
@@ -47,6 +56,15 @@ class ResNet18(nn.Module):
     Source: He et al. (CVPR 2016), table 1. Departures: those of `ResNet20`; the first convolution
     is 3 x 3 with stride 1 and without pooling, as in federated code for CIFAR, where the paper's is
     7 x 7 with stride 2 and pooling.
+
+    Examples:
+        >>> model = ccfl.models.ResNet18()
+        >>> x = jnp.zeros((5, 32, 32, 3))
+        >>> params = jax.eval_shape(model.init, jax.random.key(0), x)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        11173962
+        >>> jax.eval_shape(model.apply, params, x).shape
+        (5, 10)
     """
 
     num_classes: int = 10

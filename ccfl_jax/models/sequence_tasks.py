@@ -63,6 +63,14 @@ def next_token_task(
     Source: next-character and next-word prediction of Reddi et al., Adaptive Federated Optimization
     (ICLR 2021), where Shakespeare is scored without padding, and Stack Overflow without padding,
     unknown words and ends. How they divide the loss of a batch with padding is not printed.
+
+    Examples:
+        >>> from flax import linen
+        >>> task = ccfl.next_token_task(linen.Embed(5, 5), (3,), num_tokens=5)  # a table of pairs
+        >>> text = {"x": np.array([[1, 2, 3]]), "y": np.array([[2, 3, 0]])}  # 0 is padding
+        >>> params = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+        >>> round(ccfl.evaluate(task, params, text)["loss"], 3)  # log(5)
+        1.609
     """
     check_whole("num_tokens", num_tokens, 1)
     for name, tokens, least in (("padding", [padding], -1), ("unscored", unscored, 0)):

@@ -30,6 +30,14 @@ class TagLogistic(nn.Module):
 
     Source: the StackOverflow tag prediction of Reddi et al., Adaptive Federated Optimization (ICLR
     2021).
+
+    Examples:
+        >>> model = ccfl.models.TagLogistic(vocabulary_size=4, num_tags=2)
+        >>> texts = jnp.array([[0, 3, -1], [-1, -1, -1]])  # two words; no word
+        >>> params = {"params": {"table": jnp.arange(8.0).reshape(4, 2), "bias": jnp.ones(2)}}
+        >>> print(model.apply(params, texts))
+        [[4. 5.]
+         [1. 1.]]
     """
 
     vocabulary_size: int = 10_000

@@ -67,6 +67,15 @@ def classification_task(
             dropout does not act in training, draws in evaluation, or another output than
             `[B, num_classes]`, or cannot be called so; the task's functions, for an "x" or "y" that
             is missing or not as described.
+
+    Examples:
+        >>> model = ccfl.models.Logistic(num_classes=10)
+        >>> task = ccfl.classification_task(model, input_shape=(8, 8, 1), num_classes=10)
+        >>> _, test = ccfl.load_dataset("digits")
+        >>> task.predict(task.init(jax.random.key(0)), test["x"][:3]).shape  # logits
+        (3, 10)
+        >>> task.labels  # what "y" may hold
+        (('y', 0, 9),)
     """
     check_whole("num_classes", num_classes, 1)
     init, apply, same = functions(model, input_shape, jnp.float32, (num_classes,), compute_dtype)
@@ -130,6 +139,17 @@ def tags_task(
         ValueError: as `classification_task`, with `num_tags` for `num_classes`.
 
     Source: the StackOverflow task of Reddi et al., Adaptive Federated Optimization (ICLR 2021).
+
+    Examples:
+        >>> model = ccfl.models.TagLogistic(vocabulary_size=6, num_tags=3)
+        >>> task = ccfl.tags_task(model, input_shape=(4,), num_tags=3)
+        >>> texts = {
+        ...     "x": np.array([[0, 5, 5, -1], [1, -1, -1, -1]]),
+        ...     "y": np.array([[0, 2], [1, -1]]),
+        ... }
+        >>> scores = ccfl.evaluate(task, task.init(jax.random.key(0)), texts)
+        >>> scores["recall_at_5"]  # with three tags all are among the first five
+        1.0
     """
     check_whole("num_tags", num_tags, 1)
     init, apply, same = functions(model, input_shape, jnp.int32, (num_tags,), compute_dtype)
