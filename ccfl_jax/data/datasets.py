@@ -71,6 +71,11 @@ def load_dataset(
         ValueError: unknown name, or a damaged file, or files that do not belong together.
         FileNotFoundError: files are missing; the message says which, and where they should be.
         ImportError: a package that the source needs is missing; the message says which.
+
+    Examples:
+        >>> train, test = ccfl.load_dataset("digits")
+        >>> train["x"].shape, test["x"].shape, int(train["y"].max())
+        ((1437, 8, 8, 1), (360, 8, 8, 1), 9)
     """
     if name == "digits":
         return _digits()

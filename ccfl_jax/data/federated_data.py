@@ -35,6 +35,15 @@ class FederatedData:
         indices: int32 [total], the clients' row numbers one client after another.
         offsets: int32 [clients + 1], from 0 to total; int64 from 2**31 rows on, which have to be
             streamed.
+
+    Examples:
+        >>> arrays = {"x": np.arange(12.0).reshape(6, 2), "y": np.array([0, 1, 0, 1, 0, 1])}
+        >>> data = ccfl.FederatedData.from_indices(arrays, [[0, 1, 2], [3], [4, 5]])
+        >>> len(data), data.sizes.tolist()
+        (3, [3, 1, 2])
+        >>> print(data.client(2)["x"])  # the samples of one client
+        [[ 8.  9.]
+         [10. 11.]]
     """
 
     arrays: dict[str, Any]

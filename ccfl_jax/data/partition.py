@@ -27,6 +27,12 @@ def partition_iid(labels: np.ndarray, num_clients: int, seed: int) -> list[np.nd
 
     Raises:
         ValueError: an argument is not as described.
+
+    Examples:
+        >>> train, _ = ccfl.load_dataset("digits")
+        >>> clients = ccfl.partition_iid(train["y"], num_clients=10, seed=0)
+        >>> print([len(rows) for rows in clients])
+        [144, 144, 144, 144, 144, 144, 144, 143, 143, 143]
     """
     labels = integer_vector("labels", labels)
     check_whole("num_clients", num_clients, 1)
@@ -48,6 +54,12 @@ def partition_natural(client_ids: np.ndarray) -> list[np.ndarray]:
     Raises:
         ValueError: `client_ids` is empty, is not a 1-D integer array, or has a value outside
             0..2**31-1, where a schedule has its clients.
+
+    Examples:
+        >>> train, _ = ccfl.load_dataset("synthetic")
+        >>> clients = ccfl.partition_natural(train["client"])
+        >>> len(clients), sum(map(len, clients)) == len(train["y"])
+        (100, True)
     """
     client_ids = integer_vector("client_ids", client_ids)
     if not client_ids.size or not 0 <= client_ids.min() <= client_ids.max() < 2**31:
@@ -102,6 +114,12 @@ def partition_dirichlet(
 
     Raises:
         ValueError: an argument is not as described, or n * min_size > N.
+
+    Examples:
+        >>> train, _ = ccfl.load_dataset("digits")
+        >>> clients = ccfl.partition_dirichlet(train["y"], num_clients=30, alpha=0.1, seed=0)
+        >>> print(np.bincount(train["y"][clients[0]], minlength=10))  # the labels of one client
+        [ 0  0  2  0 50  0  0  0  0  0]
     """
     labels = integer_vector("labels", labels)
     num_clients = check_whole("num_clients", num_clients, 1)

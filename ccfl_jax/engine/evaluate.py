@@ -45,6 +45,13 @@ def evaluate(task: Task, params: Params, arrays: Batch, batch_size: int = 1000) 
             JAX cannot hold; for a state instead of `params`.
 
     Warns of rows that are not finite, and of labels that the task does not know.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> params = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+        >>> _, test = ccfl.load_dataset("synthetic")
+        >>> round(ccfl.evaluate(task, params, test)["loss"], 3)  # log(10)
+        2.303
     """
     arrays, batch_size = taken(task, arrays, batch_size)
     rows = num_rows(arrays)
@@ -87,6 +94,14 @@ def evaluate_clients(
 
     Raises:
         ValueError: for a batch size below 1, or memories of another number of clients.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(test, ccfl.partition_natural(test["client"]))
+        >>> params = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+        >>> print(ccfl.evaluate_clients(task, params, data)["loss"].round(3))
+        [2.303 2.303 2.303 2.303]
     """
     check_kind("task", task, Task, "a ccfl.Task")
     check_kind("data", data, FederatedData, "ccfl.FederatedData")
@@ -126,6 +141,14 @@ def fairness(scores: Any) -> Fairness:
 
     Raises:
         ValueError: for scores that are not `[clients]`.
+
+    Examples:
+        >>> scores = np.array(
+        ...     [0.9, 0.8, 0.95, np.nan, 0.35]
+        ... )  # a client without test samples has none
+        >>> found = ccfl.fairness(scores)
+        >>> round(found.mean, 2), round(found.worst, 2)
+        (0.75, 0.35)
     """
     known = np.asarray(scores, np.float64)
     if known.ndim != 1:

@@ -51,6 +51,18 @@ def init_state(
             parameters that are no floats or not like the task's, a key of another generator than
             threefry2x32, no `num_clients` for a rule that keeps memories, and more of those than a
             device holds.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> state = ccfl.init_state(
+        ...     task,
+        ...     ccfl.cc_fedams(0.05),
+        ...     jax.random.key(0),
+        ...     history_length=schedule.history_slots(),
+        ... )
+        >>> int(state.round), jax.tree.map(jnp.shape, state.params)
+        (0, {'dense': {'bias': (10,), 'kernel': (60, 10)}})
     """
     init_key = key if init_key is None else init_key
     check_key(key)

@@ -98,6 +98,18 @@ def build_round(
             `local` that is neither optimiser, number nor function of the round, or a server that
             cannot step; from `round_fn`, for a schedule in another unit of work than `work_unit`,
             and a state that `init_state` made for another kind of server, aggregate or rule.
+
+    Examples:
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> server = ccfl.cc_fedams(0.05)
+        >>> round_fn = ccfl.build_round(task, server, local=0.02, batch_size=20)
+        >>> state = ccfl.init_state(task, server, jax.random.key(0), history_length=6)
+        >>> state, info = ccfl.run_rounds(round_fn, state, schedule, data)
+        >>> int(state.round), round(float(info.train_loss[0]), 1)
+        (20, 0.7)
     """
     _check_choices(work_unit, normalise, mesh)
     batch_size = check_whole("batch_size", batch_size, 1)

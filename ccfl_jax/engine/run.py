@@ -58,6 +58,18 @@ def run_rounds(
             state; for memories of another number of clients; for 2**31 rows of data or more.
 
     Warns of labels that the task of `build_round` does not know, with a count and the first row.
+
+    Examples:
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedams(0.05), local=0.02)
+        >>> state = simulation.init(jax.random.key(0), history_length=6)
+        >>> state, info = ccfl.run_rounds(simulation.round, state, schedule.rounds(0, 12), data)
+        >>> state, more = ccfl.run_rounds(simulation.round, state, schedule.rounds(12, 20), data)
+        >>> int(state.round), info.train_loss.shape, more.train_loss.shape
+        (20, (12,), (8,))
     """
     check_parts(round_fn, state, schedule)
     data = usable(data)

@@ -20,6 +20,13 @@ class Simulation(NamedTuple):
             the state before round 0, as `init_state`.
         round: `round(state, slots, data) -> (state, info)`, as `build_round`.
         task: what is learnt.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedsgd(1.0), local=0.02)
+        >>> state = simulation.init(jax.random.key(0), history_length=6)
+        >>> simulation.task is task, int(state.round)
+        (True, 0)
     """
 
     init: Callable[..., State]
@@ -41,16 +48,23 @@ def simulation(
 ) -> Simulation:
     """`init_state` and `build_round` of one method, which cannot disagree.
 
-        simulation = ccfl.simulation(task, ccfl.cc_fedams(0.02), local=0.01, batch_size=20)
-        state = simulation.init(jax.random.key(0), history_length=6)
-        state, info = ccfl.run_rounds(simulation.round, state, schedule, data)
-
     Args:
         task, server, local, batch_size, work_unit, normalise, aggregate, lanes, mesh, rule: as
             for `build_round`.
 
     Raises:
         ValueError: as `build_round`.
+
+    Examples:
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedams(0.05), local=0.02, batch_size=20)
+        >>> state = simulation.init(jax.random.key(0), history_length=6)
+        >>> state, info = ccfl.run_rounds(simulation.round, state, schedule, data)
+        >>> round(ccfl.evaluate(task, state.params, test)["accuracy"], 1)
+        0.8
     """
 
     def init(

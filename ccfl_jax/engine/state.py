@@ -22,6 +22,15 @@ class State(NamedTuple):
         clients: what clients remember, `[num_clients, ...]` or the rows of a schedule's plan; `()`
             without a rule that remembers.
         shared: the sum over all clients of the part of it that the rule shares.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedams(0.05))
+        >>> state = simulation.init(jax.random.key(0), history_length=6)
+        >>> int(state.round), sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        (0, 610)
+        >>> jax.tree.leaves(state.history)[0].shape  # six models, each at first the same
+        (6, 10)
     """
 
     params: Params
@@ -49,6 +58,17 @@ class Info(NamedTuple):
         staleness: int32 `[slots]`, versions between download and use.
         steps: int32 `[slots]`, local steps; 0 where absent.
         samples: int32 `[slots]`, samples processed; 0 where absent.
+
+    Examples:
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedams(0.05), local=0.02)
+        >>> state = simulation.init(jax.random.key(0), history_length=6)
+        >>> _, info = ccfl.run_rounds(simulation.round, state, schedule, data)
+        >>> info.train_loss.shape, info.steps.shape, int(info.rejected.sum())
+        ((20,), (20, 2), 0)
     """
 
     train_loss: jax.Array

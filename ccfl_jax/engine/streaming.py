@@ -58,6 +58,22 @@ def stream_rounds(
 
     Raises:
         ValueError: at once, as `cut`.
+
+    Examples:
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedams(0.05), local=0.02)
+        >>> state = simulation.init(jax.random.key(0), history_length=6)
+        >>> host = ccfl.FederatedData.from_offsets(
+        ...     train, np.concatenate(clients), np.cumsum([0, *map(len, clients)])
+        ... )
+        >>> for piece, samples in ccfl.stream_rounds(schedule, host, memory=10**7):
+        ...     state, info = ccfl.run_rounds(simulation.round, state, piece, samples)
+
+        >>> int(state.round)
+        20
     """
     return send(cut(schedule, data, memory), schedule, data, put)
 

@@ -71,6 +71,23 @@ def run_trials(
     Raises:
         ValueError: as `run_rounds`, if trials, schedules and lists are of unequal number, or if
             some schedules are planned and some are not.
+
+    Examples:
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> def round_at(rate, state, slots, data):
+        ...     return ccfl.build_round(task, ccfl.cc_fedams(rate), 0.02)(state, slots, data)
+
+        >>> rates = jnp.array([0.0, 0.05])
+        >>> first = ccfl.init_state(task, ccfl.cc_fedams(1.0), jax.random.key(0), history_length=6)
+        >>> states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), first)
+        >>> states, info = ccfl.run_trials(
+        ...     jax.tree_util.Partial(round_at, rates), states, schedule, data
+        ... )
+        >>> info.train_loss.shape, bool(info.train_loss[1, -1] < info.train_loss[0, -1])
+        ((2, 20), True)
     """
     schedules = [*schedule] if isinstance(schedule, Sequence) else [schedule]
     check_kind("round_fn", round_fn, Partial, "a jax.tree_util.Partial that builds a round")
@@ -125,6 +142,14 @@ def evaluate_trials(
 
     Raises:
         ValueError: as `evaluate`.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> params = task.init(jax.random.key(0))
+        >>> models = jax.tree.map(lambda leaf: jnp.stack([leaf, 0 * leaf]), params)  # two of them
+        >>> _, test = ccfl.load_dataset("synthetic")
+        >>> print(ccfl.evaluate_trials(task, models, test)["loss"].round(1))
+        [2.7 2.3]
     """
     arrays, batch_size = taken(task, arrays, batch_size)
     fixed, params = (min(batch_size, num_rows(arrays)),), model(params)

@@ -29,6 +29,15 @@ class ToTarget:
 
     Raises:
         ValueError: if the text says none; when called, if rows have no such column.
+
+    Examples:
+        >>> enough = ccfl.callbacks.ToTarget(
+        ...     "accuracy>=0.9"
+        ... )  # for `ccfl.train(..., callbacks=[enough])`
+        >>> enough([{"round": 10, "test_accuracy": 0.84}], None)
+        False
+        >>> enough([{"round": 20, "test_accuracy": 0.91}], None)
+        True
     """
 
     text: str
@@ -52,6 +61,12 @@ class EarlyStopping:
         least: by how much a score has to be better.
         is_better_high: whether a higher score is the better one; by default unless its name ends in
             loss or error.
+
+    Examples:
+        >>> patient = ccfl.callbacks.EarlyStopping("test_loss", patience=2)
+        >>> rows = [{"test_loss": loss} for loss in (3.0, 2.0, 2.0, 4.0)]
+        >>> patient(rows[:3], None), patient(rows, None)
+        (False, True)
     """
 
     column: str = "test_loss"
@@ -91,6 +106,13 @@ class TensorBoard:
 
     Raises:
         ImportError: without tensorboardX.
+
+    Examples:
+        >>> import pathlib
+        >>> write = ccfl.callbacks.TensorBoard("runs/board")  # then `tensorboard --logdir=runs`
+        >>> write([{"round": 10, "test_accuracy": 0.84}], None)
+        >>> len([*pathlib.Path("runs/board").glob("events*")])
+        1
     """
 
     folder: str | PathLike

@@ -30,6 +30,16 @@ class Run:
         folder: of the run.
         config: its settings, by the names of their flags.
         rows: its evaluations, dicts with the columns of `metrics.next_row`.
+
+    Examples:
+        Of a folder that `ccfl train --preset=digits --rounds=2 --out_dir=runs/digits` made:
+
+        >>> run = ccfl.load_run("runs/digits")
+        >>> run.config["server"], run.rows[-1]["round"]
+        ('cc_fedams', 2)
+        >>> scores = ccfl.evaluate(run.task, run.params("last"), ccfl.load_dataset("digits")[1])
+        >>> abs(scores["accuracy"] - run.rows[-1]["test_accuracy"]) < 1e-6
+        True
     """
 
     folder: Path
@@ -105,6 +115,16 @@ def load_run(folder: str | os.PathLike) -> Run:
     Raises:
         FileNotFoundError: if it is no folder of a run.
         ValueError: if its files are not whole.
+
+    Examples:
+        Of a folder that `ccfl train --preset=digits --rounds=2 --out_dir=runs/digits` made:
+
+        >>> run = ccfl.load_run("runs/digits")
+        >>> [row["round"] for row in run.rows]
+        [0, 2]
+        >>> _, test = ccfl.load_dataset("digits")
+        >>> run.predict(test["x"], "best").shape
+        (360, 10)
     """
     folder = Path(folder)
     config = _object(folder, run_config.CONFIG)

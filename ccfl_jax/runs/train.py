@@ -44,11 +44,6 @@ def train(
 ) -> tuple[State, list[Row]]:
     """Trains over a schedule, evaluates every few rounds, and returns what a plot needs.
 
-        simulation = ccfl.simulation(task, ccfl.cc_fedams(0.02), local=0.01)
-        callbacks = [ccfl.callbacks.ToTarget("accuracy>=0.9")]
-        state, rows = ccfl.train(simulation, schedule, data, test, callbacks=callbacks)
-        pandas.DataFrame(rows).plot(x="round", y="test_accuracy")
-
     The loop is that of `ccfl train`, and the rows have the same columns (`metrics.next_row`). It
     ends before the last round where a callback returns True, where the model is no longer finite,
     and at a KeyboardInterrupt: after the piece of rounds that is under way, which is evaluated.
@@ -78,6 +73,19 @@ def train(
         ValueError: as `run_rounds` and `evaluate`; for a task whose functions do not take these
             samples or give something else than `Task` says; for callbacks that are no functions,
             and rows that do not end at the state's round.
+
+    Examples:
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedams(0.05), local=0.02)
+        >>> enough = ccfl.callbacks.ToTarget("accuracy>=0.5")  # ends the run
+        >>> state, rows = ccfl.train(
+        ...     simulation, schedule, data, test, eval_every=5, callbacks=[enough], progress=False
+        ... )
+        >>> rows[-1]["round"], rows[-1]["test_accuracy"] >= 0.5
+        (10, True)
     """
     check_kind("simulation", simulation, Simulation, "what ccfl.simulation returns")
     check_kind("schedule", schedule, Schedule, "a ccfl.Schedule")

@@ -99,6 +99,18 @@ def load_stackoverflow(
             and `client_metadata` disagree, no word or tag is known). The message names the file.
         MemoryError: the examples do not fit.
         OSError: a file cannot be read, or `cache_dir` has no room for the decompressed one.
+
+    Examples:
+        >>> train, test, counts = ccfl.load_stackoverflow(
+        ...     "stackoverflow", num_clients=2, vocabulary=5, num_tags=3, max_words=4
+        ... )
+        >>> print(train["x"])  # ids of words, -2 of unknown ones, then -1
+        [[ 1  3  2  0]
+         [ 0 -2  2 -2]
+         [ 1  1 -1 -1]
+         [ 2  2  2  2]]
+        >>> counts["clients"], counts["unknown_words"]
+        (3, 2)
     """
     limits = Limits(num_clients, seed, min_examples, max_examples, max_test)
     check_sizes(limits, vocabulary=vocabulary, num_tags=num_tags, max_words=max_words)
