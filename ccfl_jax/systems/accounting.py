@@ -38,6 +38,13 @@ def epsilon_of_sampling(rate: float, rounds: int, noise_multiplier: float, delta
     Raises:
         ValueError: for an argument outside its range.
         ImportError: without dp-accounting (`pip install 'ccfl_jax[privacy]'`).
+
+    Examples:
+        >>> epsilon = ccfl.systems.epsilon_of_sampling(
+        ...     rate=0.05, rounds=100, noise_multiplier=1.0, delta=1e-5
+        ... )
+        >>> round(epsilon, 1)
+        3.5
     """
     check_number("rate", rate, most=1, above=True)
     rounds = check_whole("rounds", rounds, 1)
@@ -77,6 +84,11 @@ def epsilon_of_schedule(
     Raises:
         ValueError: for an argument outside its range.
         ImportError: without dp-accounting (`pip install 'ccfl_jax[privacy]'`).
+
+    Examples:
+        >>> schedule = ccfl.random_schedule(seed=0, num_rounds=100, num_clients=30)
+        >>> round(ccfl.systems.epsilon_of_schedule(schedule, noise_multiplier=10.0, delta=1e-5), 1)
+        2.0
     """
     _check(noise_multiplier, delta)
     own = schedule.checked()

@@ -75,6 +75,19 @@ def dp_fedavg_adaptive(
 
     Raises:
         ValueError: as `dp_fedavg`.
+
+    Examples:
+        >>> rule, aggregate, noise = ccfl.systems.dp_fedavg_adaptive(
+        ...     noise_multiplier=1.0, uploads=50, first_clip=0.25
+        ... )
+        >>> server = optax.chain(noise, ccfl.cc_fedsgd(1.0))
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(
+        ...     task, server, normalise="none", rule=rule, aggregate=aggregate
+        ... )
+        >>> state = simulation.init(jax.random.key(0), history_length=6)
+        >>> float(ccfl.systems.adaptive_clip(state.server))  # the clip of round 0
+        0.25
     """
     check_number("noise_multiplier", noise_multiplier)
     quantile, rate = check_known("quantile", quantile, most=1), check_known("rate", rate)
@@ -105,7 +118,16 @@ def dp_fedavg_adaptive(
 
 
 def adaptive_clip(state: optax.OptState) -> jax.Array:
-    """C^t of `dp_fedavg_adaptive`, from the server's state (`State.server`); nan without one."""
+    """C^t of `dp_fedavg_adaptive`, from the server's state (`State.server`); nan without one.
+
+    Examples:
+        >>> _, _, noise = ccfl.systems.dp_fedavg_adaptive(
+        ...     noise_multiplier=1.0, uploads=50, first_clip=0.25
+        ... )
+        >>> state = optax.chain(noise, ccfl.cc_fedsgd(1.0)).init(jnp.zeros(2))  # as `State.server`
+        >>> float(ccfl.systems.adaptive_clip(state))
+        0.25
+    """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AdaptiveClipState))
     found = [node.clip for node in nodes if isinstance(node, AdaptiveClipState)]
     return found[0] if found else jnp.asarray(jnp.nan, float)

@@ -41,6 +41,12 @@ def chosen(num_clients: int, share: float, seed: int) -> np.ndarray:
 
     Raises:
         ValueError: for arguments out of their range.
+
+    Examples:
+        >>> attackers = ccfl.systems.chosen(num_clients=30, share=0.2, seed=0)
+        >>> attackers.shape, int(attackers.sum())
+        ((30,), 6)
+        >>> rule = ccfl.terms.sending(ccfl.systems.sign_flip(attackers, 10.0))
     """
     num_clients = check_whole("num_clients", num_clients, 1)
     check_number("share", share, 0.0, 1.0)
@@ -56,8 +62,6 @@ def sign_flip(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Attackers send :math:`-\text{scale} \cdot \Delta^i`; for `terms.sending`.
 
-        rule = ccfl.terms.sending(ccfl.systems.sign_flip(attackers, 10.0))
-
     Li, Xu, Chen, Giannakis, Ling (2019), "RSA: Byzantine-Robust Stochastic Aggregation Methods",
     arXiv:1811.03761.
 
@@ -67,6 +71,17 @@ def sign_flip(
 
     Raises:
         ValueError: for `attackers` that are no bools `[clients]`, or a negative scale.
+
+    Examples:
+        >>> attackers = ccfl.systems.chosen(num_clients=30, share=1.0, seed=0)  # everybody, here
+        >>> rule = ccfl.terms.sending(ccfl.systems.sign_flip(attackers, 10.0))
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(
+        ...     *map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), rule.memory(x), jax.random.key(0)
+        ... )
+        >>> end = ccfl.End(upload=jnp.array([3.0, -4.0]), info=(), params=x, optimiser=())
+        >>> print(rule.finish(visit, end)[0])
+        [-30.  40.]
     """
     scale = check_known("scale", scale)
 
@@ -90,6 +105,17 @@ def gaussian(attackers: Array, std: float | jax.Array) -> optax.GradientTransfor
 
     Raises:
         ValueError: for `attackers` that are no bools `[clients]`, or a negative std.
+
+    Examples:
+        >>> attackers = ccfl.systems.chosen(num_clients=30, share=1.0, seed=0)  # everybody, here
+        >>> rule = ccfl.terms.sending(ccfl.systems.gaussian(attackers, std=200.0))
+        >>> x = jnp.zeros(10_000)
+        >>> visit = ccfl.Visit(
+        ...     *map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), rule.memory(x), jax.random.key(0)
+        ... )
+        >>> sent, _ = rule.finish(visit, ccfl.End(upload=x, info=(), params=x, optimiser=()))
+        >>> round(float(sent.std()), -2)
+        200.0
     """
     std = check_known("std", std)
 
@@ -119,6 +145,13 @@ def label_flip(data: FederatedData, attackers: Array, num_classes: int) -> Feder
     Raises:
         ValueError: for another number of `attackers` than clients, data without such labels, or a
             row that an attacker shares with an honest client.
+
+    Examples:
+        >>> arrays = {"x": np.zeros((4, 1)), "y": np.array([0, 1, 2, 3])}
+        >>> data = ccfl.FederatedData.from_indices(arrays, [[0, 1], [2, 3]])
+        >>> poisoned = ccfl.systems.label_flip(data, np.array([False, True]), num_classes=10)
+        >>> print(poisoned.arrays["y"])
+        [0 1 7 6]
     """
     flags = np.asarray(_checked(attackers))
     if len(flags) != len(data):
@@ -144,8 +177,6 @@ def label_flip(data: FederatedData, attackers: Array, num_classes: int) -> Feder
 def alie(attackers: Array, aggregate: Aggregate, z: float | jax.Array) -> Aggregate:
     r"""Attackers send what is just not noticed: :math:`\mu + z \sigma` in every coordinate.
 
-        aggregate = ccfl.systems.alie(attackers, ccfl.systems.krum(2), 1.5)
-
     .. math:: \mu[k] = \frac{1}{h} \sum_{i \text{ honest}} \Delta^i[k], \qquad
               \sigma[k]^2 = \frac{1}{h} \sum_{i \text{ honest}} (\Delta^i[k] - \mu[k])^2
 
@@ -167,6 +198,18 @@ def alie(attackers: Array, aggregate: Aggregate, z: float | jax.Array) -> Aggreg
     Raises:
         ValueError: for `attackers` that are no bools `[clients]`, an `aggregate` that is none, a z
             that is not finite; when the round is traced, for weighted uploads.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> attackers = np.array([False, False, False, False, True])
+        >>> one = jnp.ones(5, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(5), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [3.0], [5.0], [7.0], [4.0]])
+        >>> aggregate = ccfl.systems.alie(attackers, ccfl.systems.median(), z=1.0)
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> print(delta)  # 4 without the attacker
+        [5.]
     """
     z = check_known("z", z, -float("inf"))
 
@@ -183,8 +226,6 @@ def ipm(attackers: Array, aggregate: Aggregate, epsilon: float | jax.Array) -> A
     r"""Attackers send the honest mean backwards: :math:`-\epsilon \mu` (inner product
     manipulation).
 
-        aggregate = ccfl.systems.ipm(attackers, ccfl.systems.median(), 0.5)
-
     Xie, Koyejo, Gupta (2019), "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
     Manipulation", arXiv:1903.03936; :math:`\mu` is the mean of the round's honest uploads. What is
     said of `alie` on the place of the attack and on who takes part holds here, too.
@@ -196,6 +237,18 @@ def ipm(attackers: Array, aggregate: Aggregate, epsilon: float | jax.Array) -> A
 
     Raises:
         ValueError: as `alie`, and for a negative epsilon.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> attackers = np.array([False, False, False, False, True])
+        >>> one = jnp.ones(5, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(5), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [3.0], [5.0], [7.0], [4.0]])
+        >>> aggregate = ccfl.systems.ipm(attackers, ccfl.mean(), epsilon=4.0)
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> print(delta)  # four uploads of mean 4, and one of -16
+        [0.]
     """
     epsilon = check_known("epsilon", epsilon)
 

@@ -27,6 +27,16 @@ def ca2fl() -> Rule:
     h_j is the upload that client j sent last, before this round; then :math:`h_i \leftarrow
     \Delta^i` for the clients of the buffer. With `normalise="none"` and the server
     `cc_fedsgd(eta)`.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.ca2fl()
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedsgd(1.0), 0.1, normalise="none", rule=rule
+        ... )
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> jax.tree.map(jnp.shape, state.clients.upload)  # the cached upload of each client
+        {'dense': {'bias': (30, 10), 'kernel': (30, 60, 10)}}
     """
 
     def memory(params: Params) -> Cached:

@@ -39,6 +39,15 @@ class Compressor(optax.GradientTransformationExtraArgs):
     Attributes:
         init, update: as in optax.
         nbytes: `nbytes(params) -> int`, the bytes of one upload of such a model.
+
+    Examples:
+        >>> compressor = ccfl.systems.top_k(0.01)
+        >>> compressor.nbytes(jnp.zeros(1000))
+        80
+        >>> both = optax.chain(optax.clip_by_global_norm(1.0), compressor)
+        >>> both = ccfl.systems.Compressor(both.init, both.update, compressor.nbytes)
+        >>> ccfl.systems.bytes_of(both, jnp.zeros(1000))
+        80
     """
 
     nbytes: Callable[[Params], int]
@@ -70,6 +79,13 @@ def bytes_of(transform: optax.GradientTransformation | None, params: Params) -> 
         transform: what the message is sent through, or None. What is no `Compressor`, a chain of
             them too, counts as the whole model.
         params: the model, arrays or their shapes (`jax.eval_shape`).
+
+    Examples:
+        >>> params = {"kernel": jnp.zeros((60, 10)), "bias": jnp.zeros(10)}
+        >>> ccfl.systems.bytes_of(None, params)
+        2440
+        >>> ccfl.systems.bytes_of(ccfl.systems.top_k(0.01), params)
+        56
     """
     if isinstance(transform, Compressor):
         return transform.nbytes(params)
@@ -90,6 +106,17 @@ def top_k(share: float) -> Compressor:
 
     Raises:
         ValueError: for another share.
+
+    Examples:
+        For `terms.sending(compressor)`:
+
+        >>> compressor = ccfl.systems.top_k(0.5)
+        >>> x = jnp.array([0.5, -4.0, 0.25, 3.0])
+        >>> sent, _ = compressor.update(x, compressor.init(x))
+        >>> print(sent)
+        [ 0. -4.  0.  3.]
+        >>> compressor.nbytes(x)  # two numbers and their places
+        16
     """
     check_number("share", share, most=1, above=True)
 
@@ -116,6 +143,17 @@ def random_k(share: float, scaled: bool = True) -> Compressor:
 
     Raises:
         ValueError: for another share.
+
+    Examples:
+        For `terms.sending(compressor)`:
+
+        >>> compressor = ccfl.systems.random_k(0.25)
+        >>> x = jnp.ones(100)
+        >>> sent, _ = compressor.update(x, compressor.init(x), key=jax.random.key(0))
+        >>> int((sent != 0).sum()), float(sent.max())  # a quarter of them, four times as large
+        (25, 4.0)
+        >>> compressor.nbytes(x)
+        108
     """
     check_number("share", share, most=1, above=True)
 
@@ -147,6 +185,17 @@ def quantise(levels: int) -> Compressor:
 
     Raises:
         ValueError: for another number of levels.
+
+    Examples:
+        For `terms.sending(compressor)`:
+
+        >>> compressor = ccfl.systems.quantise(levels=4)
+        >>> x = jnp.array([3.0, 0.0, -4.0])
+        >>> sent, _ = compressor.update(x, compressor.init(x), key=jax.random.key(0))
+        >>> print(sent / 1.25)  # steps of |x| / 4
+        [ 3.  0. -3.]
+        >>> compressor.nbytes(jnp.zeros(1000))  # 4 bits each, and the norm
+        504
     """
     levels = check_whole("levels", levels, 1, 2**23)
 
@@ -173,6 +222,17 @@ def sign(each_leaf: bool = False) -> Compressor:
     Args:
         each_leaf: a scale for each leaf, as the paper's experiments have for each layer, instead of
             one for all.
+
+    Examples:
+        For `terms.sending(compressor)`:
+
+        >>> compressor = ccfl.systems.with_error_feedback(ccfl.systems.sign())
+        >>> x = jnp.array([0.5, -4.0, 0.5, 3.0])
+        >>> sent, _ = compressor.update(x, compressor.init(x))
+        >>> print(sent)
+        [ 2. -2.  2.  2.]
+        >>> compressor.nbytes(jnp.zeros(1000))
+        129
     """
 
     def scaled(x: jax.Array, extra: Any = None) -> jax.Array:
@@ -211,6 +271,18 @@ def with_error_feedback(compressor: optax.GradientTransformation) -> Compressor:
 
     Raises:
         ValueError: for what is no optax transformation.
+
+    Examples:
+        For `terms.sending(compressor)`:
+
+        >>> compressor = ccfl.systems.with_error_feedback(ccfl.systems.top_k(0.5))
+        >>> x = jnp.array([3.0, 2.0])
+        >>> state = compressor.init(x)
+        >>> for _ in range(2):  # the same upload twice
+        ...     sent, state = compressor.update(x, state)
+        ...     print(sent)
+        [3. 0.]
+        [0. 4.]
     """
     kind = optax.GradientTransformation
     check_kind("compressor", compressor, kind, "an optax transformation")

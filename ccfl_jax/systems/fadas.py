@@ -24,6 +24,16 @@ def slower_when_stale(
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> server = optax.chain(ccfl.cc_fedsgd(1.0), ccfl.systems.slower_when_stale(1.0))
+        >>> two = jnp.ones(2, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(2), jnp.array([0, 4]), two, two, two > 0, two.sum())
+        >>> update, _ = server.update(
+        ...     jnp.float32(8.0), server.init(jnp.zeros(())), arrivals=arrivals
+        ... )
+        >>> float(update)  # the largest staleness is 4: a quarter of the step
+        -2.0
     """
     learning_rate = check_known("learning_rate", learning_rate, above=True)
     threshold = check_whole("threshold", threshold, 1)
@@ -51,6 +61,16 @@ def fadas(
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> server = ccfl.systems.fadas(learning_rate=1.0, b1=0.5, b2=0.75, eps=0.25)
+        >>> two = jnp.ones(2, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(2), jnp.array([0, 4]), two, two, two > 0, two.sum())
+        >>> update, _ = server.update(
+        ...     jnp.float32(0.5), server.init(jnp.zeros(())), arrivals=arrivals
+        ... )
+        >>> float(update)  # a quarter of the step of `cc_fedams`, as the largest staleness is 4
+        -0.125
     """
     slower = slower_when_stale(learning_rate, threshold, capped)
     return optax.chain(cc_fedams(learning_rate, **moments), slower)

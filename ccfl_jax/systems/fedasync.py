@@ -24,6 +24,17 @@ def fedasync(alpha: float | jax.Array = 0.6, staleness: Weight | None = None) ->
 
     Raises:
         ValueError: for an alpha outside its range.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.fedasync(0.5)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedavg(), 0.1, normalise="none", rule=rule)
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> end = ccfl.End(upload=jnp.array([3.0, -4.0]), info=(), params=x - 1, optimiser=())
+        >>> upload, _ = rule.finish(visit, end)  # 3 rounds stale, so alpha_t is 0.25
+        >>> print(visit.current - upload)  # a quarter of the way to the client's model, -1
+        [-0.25 -0.25]
     """
     alpha = check_known("alpha", alpha, most=1.0)
     weight = polynomial(0.5) if staleness is None else staleness

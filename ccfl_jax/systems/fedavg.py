@@ -15,6 +15,17 @@ def fedavg() -> Rule:
     the published method: x_{t+1} is the mean of the clients' models, weighted by their samples.
     Departure: n_i of the clients in the buffer; a stale client's difference is from the model that
     it started from.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.fedavg()
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedavg(), 0.1, normalise="none", rule=rule)
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> end = ccfl.End(upload=jnp.array([3.0, -4.0]), info=(), params=x - 1, optimiser=())
+        >>> upload, _ = rule.finish(visit, end)
+        >>> float(upload.weight)  # of a client of 40 samples
+        40.0
     """
     return weighted(by_samples)
 
@@ -37,6 +48,15 @@ def fedavgm(
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> server = ccfl.systems.fedavgm(learning_rate=1.0, b1=0.5)
+        >>> state = server.init(jnp.zeros(2))
+        >>> for _ in range(2):  # the same pseudo-gradient twice
+        ...     update, state = server.update(jnp.array([1.0, -4.0]), state)
+
+        >>> print(update)  # -(1 + 0.5) of it
+        [-1.5  6. ]
     """
     learning_rate = check_known("learning_rate", learning_rate)
     return optax.sgd(learning_rate, check_known("b1", b1, most=1.0), nesterov)

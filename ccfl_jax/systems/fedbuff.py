@@ -19,5 +19,18 @@ def fedbuff(power: float | jax.Array = 0.5, divide: bool = False, rule: Rule | N
 
     Raises:
         ValueError: for a negative power.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.fedbuff(0.5)
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedsgd(0.3), 0.1, normalise="none", rule=rule
+        ... )
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> end = ccfl.End(upload=jnp.array([3.0, -4.0]), info=(), params=x - 1, optimiser=())
+        >>> upload, _ = rule.finish(visit, end)
+        >>> print(upload)  # half of the upload, as it is 3 rounds stale
+        [ 1.5 -2. ]
     """
     return weighted(polynomial(power), rule, divide)

@@ -26,6 +26,14 @@ def feddyn(alpha: float | jax.Array = 0.01) -> Rule:
 
     Raises:
         ValueError: for an alpha that is not above 0.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.feddyn(alpha=0.01)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedavg(), 0.1, normalise="none", rule=rule)
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> jax.tree.map(jnp.shape, state.clients)  # g_i of each client
+        {'dense': {'bias': (30, 10), 'kernel': (30, 60, 10)}}
     """
     alpha = check_known("alpha", alpha, above=True)
 

@@ -26,6 +26,18 @@ def fedexp(eps: float | jax.Array = 1e-3) -> tuple[Rule, Aggregate]:
 
     Raises:
         ValueError: for a negative eps.
+
+    Examples:
+        >>> one = jnp.ones(4, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(4), 0 * one, one, one, one > 0, one.sum())
+        >>> rule, aggregate = ccfl.systems.fedexp(eps=0.0)
+        >>> total = jnp.ones(4), jnp.float32(4.0)  # of four uploads at right angles, and squares
+        >>> print(aggregate.finish(total, arrivals, ())[0])  # twice the mean
+        [0.5 0.5 0.5 0.5]
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedavg(), normalise="none", rule=rule, aggregate=aggregate
+        ... )
     """
     eps = check_known("eps", eps)
 

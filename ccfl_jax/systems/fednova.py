@@ -29,6 +29,19 @@ def fednova(momentum: float | jax.Array = 0.0, by_samples: bool = True) -> tuple
 
     Raises:
         ValueError: for a momentum outside its range.
+
+    Examples:
+        >>> rule, aggregate = ccfl.systems.fednova(by_samples=False)
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> end = ccfl.End(upload=jnp.array([3.0, -4.0]), info=(), params=x - 1, optimiser=())
+        >>> direction, work, _ = rule.finish(visit, end)[0]  # of a client that took 5 steps
+        >>> print(direction * work, work)
+        [ 3. -4.] 5.0
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedavg(), normalise="none", rule=rule, aggregate=aggregate
+        ... )
     """
     momentum = check_known("momentum", momentum, most=0.9999)
 

@@ -33,6 +33,13 @@ def fedadagrad(
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> server = ccfl.systems.fedadagrad(learning_rate=1.0, eps=0.5)
+        >>> state = server.init(jnp.zeros(2))
+        >>> update, state = server.update(jnp.array([0.5, -1.5]), state)  # a pseudo-gradient
+        >>> print(np.array(update).round(3))
+        [-0.414  0.721]
     """
     return cc_fedadagrad(learning_rate, b1, eps, eps**2)
 
@@ -52,6 +59,13 @@ def fedadam(
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> server = ccfl.systems.fedadam(learning_rate=1.0, b1=0.5, b2=0.75, eps=0.25)
+        >>> state = server.init(jnp.zeros(2))
+        >>> update, state = server.update(jnp.array([0.5, -1.5]), state)  # a pseudo-gradient
+        >>> print(np.array(update).round(3))
+        [-0.431  0.728]
     """
     return cc_fedadam(learning_rate, b1, b2, eps, eps**2)
 
@@ -65,6 +79,13 @@ def fedyogi(
     r"""FedYogi: :math:`v_t = v_{t-1} - (1-\beta_2) \Delta_t^2\, \text{sign}(v_{t-1} - \Delta_t^2)`.
 
     Args, Raises: as for `fedadam`.
+
+    Examples:
+        >>> server = ccfl.systems.fedyogi(learning_rate=1.0, b1=0.5, b2=0.75, eps=0.25)
+        >>> state = server.init(jnp.zeros(2))
+        >>> update, state = server.update(jnp.array([0.5, -1.5]), state)  # a pseudo-gradient
+        >>> print(np.array(update).round(3))
+        [-0.414  0.721]
     """
     b2 = check_known("b2", b2, most=1.0)
 
@@ -94,6 +115,13 @@ def fedams(
     `cc_fedams` is its other form, :math:`m_t / (\sqrt{\max(\hat v_{t-1}, v_t)} + \epsilon)`.
 
     Args, Raises: as for `fedadam`.
+
+    Examples:
+        >>> server = ccfl.systems.fedams(learning_rate=1.0, b1=0.5, b2=0.75)
+        >>> state = server.init(jnp.zeros(2))
+        >>> update, state = server.update(jnp.array([0.5, -1.5]), state)  # a pseudo-gradient
+        >>> print(np.array(update).round(3))
+        [-1.  1.]
     """
     # v_hat_{-1} = eps is the floor that the max keeps.
     return cc_fedams(learning_rate, b1, b2, 0.0, eps)

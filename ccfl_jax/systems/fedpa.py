@@ -41,6 +41,16 @@ def fedpa(burn_in: int, every: int, samples: int, shrinkage: float | jax.Array =
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.fedpa(burn_in=20, every=10, samples=4)
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedams(0.02), 0.1, normalise="none", rule=rule
+        ... )
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> int(state.round), state.clients  # clients keep nothing
+        (0, ())
     """
     burn_in = check_whole("burn_in", burn_in, 0)
     every, samples = check_whole("every", every, 1), check_whole("samples", samples, 1)

@@ -42,6 +42,14 @@ def fedpd(step: float | jax.Array, skip: float = 0.0, seed: int = 0) -> Rule:
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.fedpd(step=0.1)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedavg(), 0.1, normalise="none", rule=rule)
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> jax.tree.map(jnp.shape, state.clients.dual)  # lambda_i of each client
+        {'dense': {'bias': (30, 10), 'kernel': (30, 60, 10)}}
     """
     step = check_known("step", step, above=True)
     check_number("skip", skip, most=1.0)

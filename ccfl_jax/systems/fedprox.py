@@ -18,6 +18,17 @@ def fedprox(mu: float | jax.Array = 0.01, rule: Rule | None = None) -> Rule:
 
     Raises:
         ValueError: for a negative mu.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.fedprox(0.5)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedavg(), 0.1, normalise="none", rule=rule)
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(*map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), (), jax.random.key(0))
+        >>> local = rule.local(visit, 1.0)
+        >>> update, _ = local.update(x, local.init(x), x + 2)  # two away, without a gradient
+        >>> print(update)
+        [-1. -1.]
     """
     mu = check_known("mu", mu)
     return told(lambda visit: proximal(mu), rule)

@@ -32,6 +32,16 @@ def mifa(wait: bool = True) -> Rule:
     Args:
         wait: no step before every client has come once, as its authors do; otherwise those that
             have not count as zeros.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.mifa()
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedsgd(1.0), 0.1, normalise="none", rule=rule
+        ... )
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> jax.tree.map(jnp.shape, state.clients.upload)  # the latest upload of each client
+        {'dense': {'bias': (30, 10), 'kernel': (30, 60, 10)}}
     """
 
     def memory(params: Params) -> Latest:
@@ -54,6 +64,16 @@ def fedlaavg() -> Rule:
 
     `mifa` without waiting; with one local step, `normalise="steps"` and the server
     `cc_fedsgd(eta)`.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.fedlaavg()
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedsgd(0.1), 0.1, normalise="steps", rule=rule
+        ... )
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> float(state.shared.came)  # of 30 clients none has come
+        0.0
     """
     return mifa(wait=False)
 
@@ -62,6 +82,16 @@ def afa_cs() -> Rule:
     r"""AFA-CS (Yang et al., 2022, arXiv:2108.09875): the mean of all clients' latest Delta^i / K_i.
 
     `mifa` without waiting, with `normalise="steps"` and the server `cc_fedsgd(eta)`.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.afa_cs()
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedsgd(0.1), 0.1, normalise="steps", rule=rule
+        ... )
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> state.clients.came.shape, float(state.clients.came.sum())
+        ((30,), 0.0)
     """
     return mifa(wait=False)
 
@@ -70,5 +100,10 @@ def afa_cd() -> Rule:
     r"""AFA-CD (Yang et al., 2022, arXiv:2108.09875): :math:`\frac1m \sum_i \Delta^i / K_i`.
 
     Algorithm 3 with `normalise="steps"` and the server `cc_fedsgd(eta)`: CC-FedSGD under its name.
+
+    Examples:
+        >>> rule = ccfl.systems.afa_cd()
+        >>> rule == ccfl.Rule()  # Algorithm 3 as it is
+        True
     """
     return Rule()

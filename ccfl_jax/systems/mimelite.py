@@ -30,6 +30,16 @@ def mimelite(momentum: float | jax.Array = 0.9) -> tuple[Rule, Aggregate]:
 
     Raises:
         ValueError: for a momentum outside its range.
+
+    Examples:
+        >>> rule, aggregate = ccfl.systems.mimelite(momentum=0.9)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedavg(), local=0.1, normalise="none", rule=rule, aggregate=aggregate
+        ... )
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> jax.tree.map(jnp.shape, state.aggregate)  # m, which is sent with every model
+        {'dense': {'bias': (10,), 'kernel': (60, 10)}}
     """
     beta = check_known("momentum", momentum, most=1.0)
 

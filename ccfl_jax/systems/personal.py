@@ -19,13 +19,19 @@ def personal(own: Callable[[str], bool]) -> Rule:
 
     The server's copy of own leaves stays as it was.
 
-        ccfl.systems.personal(lambda path: path.startswith("['params']['head']"))
-
     Args:
         own: `own(path) -> bool`, of a leaf's path, as `jax.tree_util.keystr` writes it.
 
     Raises:
         ValueError: if no leaf of the model is its client's own (when a state is made).
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.MLP((8,)), (60,), 10)
+        >>> rule = ccfl.systems.personal(lambda path: path.startswith("['dense2']"))
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedsgd(1.0), rule=rule)
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> [leaf.shape for leaf in state.clients]  # each client's own leaves
+        [(30, 10), (30, 8, 10)]
     """
 
     def kept(params: Params) -> list[jax.Array]:
@@ -58,6 +64,14 @@ def fedper(task: Task, layers: int = 1) -> Rule:
 
     Raises:
         ValueError: for another number.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.MLP((8,)), (60,), 10)
+        >>> rule = ccfl.systems.fedper(task, layers=1)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedsgd(1.0), rule=rule)
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> [leaf.shape for leaf in state.clients]  # each client's own leaves
+        [(30, 10), (30, 8, 10)]
     """
     return personal(_of(_layers(task, layers)[-layers:]))
 
@@ -66,6 +80,14 @@ def lg_fedavg(task: Task, layers: int = 1) -> Rule:
     """LG-FedAvg (Liang et al., 2020, arXiv:2001.01523): the first layers are the client's own.
 
     Departure: one global model instead of an ensemble at the end. Arguments as for `fedper`.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.MLP((8,)), (60,), 10)
+        >>> rule = ccfl.systems.lg_fedavg(task, layers=1)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedsgd(1.0), rule=rule)
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> [leaf.shape for leaf in state.clients]  # each client's own leaves
+        [(30, 8), (30, 60, 8)]
     """
     return personal(_of(_layers(task, layers)[:layers]))
 
@@ -75,6 +97,11 @@ def model_layers(task: Task) -> list[str]:
 
     Flax makes them in the order of the forward pass. Names as `jax.tree_util.keystr` writes them,
     "['dense1']".
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.MLP((8,)), (60,), 10)
+        >>> ccfl.systems.model_layers(task)
+        ["['dense1']", "['dense2']"]
     """
     traced, shapes = jax.make_jaxpr(task.init, return_shape=True)(jax.random.key(0))
     program = traced.jaxpr
@@ -115,6 +142,14 @@ def own_model(rule: Rule) -> Callable[[Params, Any], Params]:
 
     Args:
         rule: `personal`, `fedper`, `lg_fedavg` or that of `ditto`, perhaps with more around it.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.MLP((8,)), (60,), 10)
+        >>> rule = ccfl.systems.fedper(task)
+        >>> own, params = ccfl.systems.own_model(rule), task.init(jax.random.key(0))
+        >>> memory = [jnp.full_like(leaf, 7.0) for leaf in rule.memory(params)]
+        >>> jax.tree.map(lambda leaf: bool((leaf == 7).all()), own(params, memory))
+        {'dense1': {'bias': False, 'kernel': False}, 'dense2': {'bias': True, 'kernel': True}}
     """
 
     def own(params: Params, memory: Any) -> Params:
@@ -133,8 +168,15 @@ def fine_tuning() -> Rule:
     A round of it, with everybody there, fine-tunes a trained model for each client, which
     `evaluate_clients` then scores:
 
-        simulation = ccfl.simulation(task, ccfl.cc_fedavg(), 0.01, rule=systems.fine_tuning())
-        tuned = simulation.init(key, num_clients=len(data), params=state.params)
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> trained = task.init(jax.random.key(0))  # take a model that is
+        >>> rule = ccfl.systems.fine_tuning()
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedavg(), local=0.1, rule=rule)
+        >>> state = simulation.init(jax.random.key(0), num_clients=30, params=trained)
+        >>> jax.tree.map(jnp.shape, state.clients)  # each client's model, the trained one at first
+        {'dense': {'bias': (30, 10), 'kernel': (30, 60, 10)}}
     """
 
     def still(delta: Any, mean: Any, state: Any) -> Params:
@@ -176,6 +218,16 @@ def ditto(task: Task, weight: float | jax.Array = 0.1) -> tuple[Task, Rule]:
 
     Raises:
         ValueError: for a negative weight.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.MLP((8,)), (60,), 10)
+        >>> both, rule = ccfl.systems.ditto(task, weight=0.1)
+        >>> simulation = ccfl.simulation(both, ccfl.cc_fedavg(), normalise="none", rule=rule)
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> state.params._fields
+        ('shared', 'own')
+        >>> len(state.clients)  # leaves of the models of their own
+        4
     """
     return _two(task), beside(weight)
 

@@ -54,6 +54,13 @@ def gaussian_noise(std: Scalar) -> optax.GradientTransformationExtraArgs:
 
     Raises:
         ValueError: for a negative std.
+
+    Examples:
+        >>> server = optax.chain(ccfl.systems.gaussian_noise(0.5), ccfl.cc_fedsgd(1.0))
+        >>> zeros = jnp.zeros(10_000)
+        >>> update, _ = server.update(zeros, server.init(zeros), key=jax.random.key(0))
+        >>> round(float(update.std()), 1)
+        0.5
     """
     std = check_known("std", std)
 
@@ -86,6 +93,17 @@ def tree_noise(std: Scalar, rounds: int) -> optax.GradientTransformationExtraArg
 
     Raises:
         ValueError: for a negative std or rounds that are not an integer >= 1.
+
+    Examples:
+        >>> server = optax.chain(ccfl.systems.tree_noise(1.0, rounds=4), ccfl.cc_fedsgd(1.0))
+        >>> zeros = jnp.zeros(10_000)
+        >>> state, total = server.init(zeros), zeros
+        >>> for key in jax.random.split(jax.random.key(0), 4):
+        ...     update, state = server.update(zeros, state, key=key)
+        ...     total += update
+
+        >>> round(float(total.std()), 1)  # of one node: the four rounds' noise has not added up
+        1.0
     """
     std, rounds = check_known("std", std), check_whole("rounds", rounds, 1, 2**31 - 2)
     levels = rounds.bit_length()
@@ -141,6 +159,23 @@ def dp_fedavg(
         ValueError: for a number outside its range; when the round is traced for a `rule` of
             weighted uploads, or one whose server knows a mean of the clients' memories: that has no
             noise.
+
+    Examples:
+        >>> rule, aggregate, noise = ccfl.systems.dp_fedavg(
+        ...     clip=0.5, noise_multiplier=1.0, uploads=5
+        ... )
+        >>> server = optax.chain(noise, ccfl.cc_fedsgd(1.0))
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(
+        ...     task, server, normalise="none", rule=rule, aggregate=aggregate
+        ... )
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(
+        ...     *map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), rule.memory(x), jax.random.key(0)
+        ... )
+        >>> end = ccfl.End(upload=jnp.array([0.0, -4.0]), info=(), params=x, optimiser=())
+        >>> print(rule.finish(visit, end)[0])  # what a client sends
+        [ 0.  -0.5]
     """
     rule, aggregate, std = _clipping(clip, noise_multiplier, uploads, rule)
     return rule, aggregate, gaussian_noise(std)
@@ -165,6 +200,23 @@ def dp_ftrl(
 
     Raises:
         ValueError: as `dp_fedavg` and `tree_noise`.
+
+    Examples:
+        >>> rule, aggregate, noise = ccfl.systems.dp_ftrl(
+        ...     clip=0.5, noise_multiplier=5.0, uploads=5, rounds=100
+        ... )
+        >>> server = optax.chain(noise, ccfl.cc_fedsgd(1.0))
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(
+        ...     task, server, normalise="none", rule=rule, aggregate=aggregate
+        ... )
+        >>> x = jnp.zeros(2)
+        >>> visit = ccfl.Visit(
+        ...     *map(jnp.int32, (7, 9, 3, 5, 40)), x, x, (), rule.memory(x), jax.random.key(0)
+        ... )
+        >>> end = ccfl.End(upload=jnp.array([0.0, -4.0]), info=(), params=x, optimiser=())
+        >>> print(rule.finish(visit, end)[0])  # what a client sends
+        [ 0.  -0.5]
     """
     rule, aggregate, std = _clipping(clip, noise_multiplier, uploads, rule)
     return rule, aggregate, tree_noise(std, rounds)

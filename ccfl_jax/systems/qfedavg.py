@@ -31,6 +31,16 @@ def qfedavg(q: float | jax.Array, local_lr: float | jax.Array) -> tuple[Rule, Ag
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> rule, aggregate = ccfl.systems.qfedavg(q=1.0, local_lr=0.1)
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedavg(), local=0.1, normalise="none", rule=rule, aggregate=aggregate
+        ... )
+        >>> total = jnp.array([6.0, -2.0]), jnp.float32(4.0)  # of F_i^q Delta w_i and h_i
+        >>> print(aggregate.finish(total, None, ())[0])
+        [ 1.5 -0.5]
     """
     q = check_known("q", q)
     lipschitz = 1 / check_known("local_lr", local_lr, above=True)

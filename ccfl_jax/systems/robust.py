@@ -23,6 +23,17 @@ def median() -> Aggregate:
 
     Yin, Chen, Ramchandran, Bartlett (2018), "Byzantine-Robust Distributed Learning", algorithm 1,
     option I, arXiv:1803.01498. It has no state.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> one = jnp.ones(5, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(5), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [2.0], [3.0], [4.0], [90.0]])
+        >>> aggregate = ccfl.systems.median()
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> print(delta)
+        [3.]
     """
 
     def of(uploads: Params, counted: jax.Array) -> Params:
@@ -49,6 +60,17 @@ def trimmed_mean(share: float | jax.Array = 0.2) -> Aggregate:
 
     Raises:
         ValueError: for another share.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> one = jnp.ones(5, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(5), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [2.0], [3.0], [4.0], [90.0]])
+        >>> aggregate = ccfl.systems.trimmed_mean(0.2)
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> print(delta)
+        [3.]
     """
     share = check_known("share", share, 0.0, 0.5)
     if isinstance(share, float | int) and share >= 0.5:
@@ -87,6 +109,17 @@ def krum(byzantine: int, chosen: int = 1) -> Aggregate:
     Raises:
         ValueError: for a negative `byzantine`, a `chosen` below 1, and, when the round is traced,
             for fewer slots than 2 f + 3 or than `chosen`.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> one = jnp.ones(5, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(5), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [2.0], [3.0], [4.0], [90.0]])
+        >>> aggregate = ccfl.systems.krum(byzantine=1)
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> print(delta)
+        [2.]
     """
     byzantine = check_whole("byzantine", byzantine, 0)
     chosen = check_whole("chosen", chosen, 1)
@@ -121,6 +154,17 @@ def bulyan(byzantine: int) -> Aggregate:
     Raises:
         ValueError: for a negative `byzantine`, and, when the round is traced, for fewer slots than
             4 f + 3.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> one = jnp.ones(7, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(7), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [90.0]])
+        >>> aggregate = ccfl.systems.bulyan(byzantine=1)
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> print(delta)
+        [3.]
     """
     byzantine = check_whole("byzantine", byzantine, 0)
 

@@ -33,6 +33,17 @@ def geometric_median(iterations: int = 3, smoothing: float | jax.Array = 1e-6) -
 
     Raises:
         ValueError: for arguments out of their range.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> one = jnp.ones(5, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(5), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [2.0], [3.0], [4.0], [90.0]])
+        >>> aggregate = ccfl.systems.geometric_median(iterations=100)
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> round(float(delta[0]), 1)
+        3.0
     """
     iterations = check_whole("iterations", iterations, 1)
     smoothing = check_known("smoothing", smoothing, above=True)
@@ -68,6 +79,17 @@ def centred_clipping(radius: float | jax.Array, iterations: int = 1) -> Aggregat
 
     Raises:
         ValueError: for arguments out of their range.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> one = jnp.ones(5, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(5), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [2.0], [3.0], [4.0], [90.0]])
+        >>> aggregate = ccfl.systems.centred_clipping(radius=1.0)
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> print(delta)  # each moves it by 1 / 5 at most
+        [1.]
     """
     radius = check_known("radius", radius, above=True)
     iterations = check_whole("iterations", iterations, 1)
@@ -106,6 +128,17 @@ def norm_bound(bound: float | jax.Array) -> Aggregate:
 
     Raises:
         ValueError: for another bound.
+
+    Examples:
+        For `simulation(..., aggregate=aggregate)`:
+
+        >>> one = jnp.ones(4, jnp.int32)
+        >>> arrivals = ccfl.Arrivals(jnp.arange(4), 0 * one, one, one, one > 0, one.sum())
+        >>> uploads = jnp.array([[1.0], [2.0], [4.0], [64.0]])
+        >>> aggregate = ccfl.systems.norm_bound(2.0)
+        >>> delta, _ = aggregate.finish(uploads, arrivals, aggregate.init(uploads[0]))
+        >>> print(delta)  # a mean of 1, 2, 2 and 2
+        [1.75]
     """
     bound = check_known("bound", bound, above=True)
     return of_all(

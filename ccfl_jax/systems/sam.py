@@ -23,6 +23,14 @@ def sam(rho: float | jax.Array = 0.05) -> optax.GradientTransformationExtraArgs:
 
     Raises:
         ValueError: for a negative rho.
+
+    Examples:
+        >>> local = optax.chain(ccfl.systems.sam(rho=0.5), optax.sgd(1.0))  # as `local`
+        >>> loss = lambda x: (x**2).sum()
+        >>> x = jnp.array([1.0, 0.0])
+        >>> update, _ = local.update(jax.grad(loss)(x), local.init(x), x, value_fn=loss)
+        >>> print(update)  # the gradient at 1.5
+        [-3. -0.]
     """
     rho = check_known("rho", rho)
     return _perturbed(lambda gradient: _of_length(gradient, rho))
@@ -39,6 +47,15 @@ def fedlesam(rho: float | jax.Array = 0.05) -> Rule:
 
     Raises:
         ValueError: for a negative rho.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.fedlesam(rho=0.05)
+        >>> simulation = ccfl.simulation(task, ccfl.cc_fedavg(), 0.1, normalise="none", rule=rule)
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> old, came = state.clients
+        >>> int(came.sum())  # of 30 clients none has downloaded a model
+        0
     """
     rho = check_known("rho", rho)
 

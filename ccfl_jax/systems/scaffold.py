@@ -28,6 +28,16 @@ def scaffold(local_lr: float | jax.Array, option: int = 2) -> Rule:
 
     Raises:
         ValueError: for a rate that is not above 0, or another option.
+
+    Examples:
+        >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
+        >>> rule = ccfl.systems.scaffold(local_lr=0.1)
+        >>> simulation = ccfl.simulation(
+        ...     task, ccfl.cc_fedsgd(1.0), 0.1, normalise="none", rule=rule
+        ... )
+        >>> state = simulation.init(jax.random.key(0), history_length=6, num_clients=30)
+        >>> jax.tree.map(jnp.shape, state.clients)  # c_i of each client
+        {'dense': {'bias': (30, 10), 'kernel': (30, 60, 10)}}
     """
     local_lr = check_known("local_lr", local_lr, above=True)
     option = check_whole("option", option, 1, 2)

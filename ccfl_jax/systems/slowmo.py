@@ -41,6 +41,13 @@ def slowmo(
 
     Raises:
         ValueError: for a number outside its range.
+
+    Examples:
+        >>> server = ccfl.systems.slowmo(learning_rate=1.0, local_lr=0.25, b1=0.5)
+        >>> state = server.init(jnp.zeros(2))
+        >>> update, state = server.update(jnp.array([1.0, -4.0]), state)
+        >>> print(update, state.u)  # u is measured in gradients: delta / local_lr
+        [-1.  4.] [  4. -16.]
     """
     b1 = check_known("b1", b1, most=1.0)
     learning_rate = check_known("learning_rate", learning_rate)
