@@ -16,4 +16,5 @@ setup(
     ],
     package_dir={COMMANDS: "experiments"},
     package_data={"ccfl_jax": ["py.typed"], COMMANDS: ["presets/*", "pages/page.*", "pages/*.js"]},
+    include_package_data=False,  # MANIFEST.in is of the source distribution alone
 )

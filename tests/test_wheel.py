@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import venv
 from functools import partial
 from pathlib import Path
@@ -21,12 +22,20 @@ def run(*command, cwd):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The programs of an environment that has the wheel and what it asks for, nothing else."""
+    """The programs of an environment that has the wheel and what it asks for, nothing else.
+
+    The wheel is made of the source distribution, as it is for a release.
+    """
     base = tmp_path_factory.mktemp("wheel")
-    pip, programs = ("-m", "pip", "-q"), base / "environment" / "bin"
-    run(sys.executable, *pip, "wheel", "--no-deps", f"--wheel-dir={base}", ROOT, cwd=base)
+    programs = base / "environment" / "bin"
+    run(sys.executable, "-m", "build", f"--outdir={base}", ROOT, cwd=base)
+    (source,), (wheel,) = base.glob("*.tar.gz"), base.glob("*.whl")
+    run(sys.executable, "-m", "twine", "check", "--strict", source, wheel, cwd=base)
+    with tarfile.open(source) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    assert {"requirements.txt", "LICENSE", "tests/conftest.py", "experiments/README.md"} <= names
     venv.create(programs.parent, with_pip=True)
-    run(programs / "python", *pip, "install", *base.glob("*.whl"), cwd=base)
+    run(programs / "python", "-m", "pip", "-q", "install", wheel, cwd=base)
     return programs
 
 
@@ -48,6 +57,7 @@ def test_commands_run_from_an_empty_folder(installed, tmp_path):
         "import ccfl_jax, importlib.metadata, importlib.resources as r, importlib.util as u\n"
         "assert ccfl_jax.__version__ == importlib.metadata.version('ccfl_jax')\n"
         "assert (r.files('ccfl_jax') / 'py.typed').is_file()\n"
+        "assert not (r.files('ccfl_experiments') / 'README.md').is_file()\n"
         "assert u.find_spec('experiments') is None\n"
     )
     run(installed / "python", "-c", code, cwd=tmp_path)
