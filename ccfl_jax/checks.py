@@ -119,6 +119,11 @@ def check_labels(labels: np.ndarray, num_classes: int, name: str) -> None:
     Raises:
         ValueError: `labels` is not a 1-D integer array, or holds a value outside the range; the
             message gives the lowest such value, how often it occurs, and the legal range.
+
+    Examples:
+        >>> ccfl.data.check_labels(np.array([0, 2, 1]), num_classes=3, name="train")
+        >>> ccfl.data.NUM_CLASSES["digits"]
+        10
     """
     check_whole("num_classes", num_classes, 1)
     array = integer_vector(f"labels of {name}", labels)

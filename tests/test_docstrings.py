@@ -2,31 +2,36 @@
 
 import doctest
 import inspect
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pyarrow
+import pyarrow.ipc
 import pytest
 from corpus import write
 from small_runs import main
 
 import ccfl_jax as ccfl
+from ccfl_jax.data.readers.tf_example import encode_example
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
+PREPARED_ELSEWHERE = ccfl.data.load_tfds  # its files take TFDS and seconds to make
 IMPORTED = {"ccfl": ccfl, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
 
 
 def public():
     """Name -> every function and class of the public modules, each once."""
     rooms = [getattr(ccfl, name) for name in ccfl.__all__]
-    modules = [ccfl, *filter(inspect.ismodule, rooms), ccfl.models]
+    modules = [ccfl, *filter(inspect.ismodule, rooms), ccfl.models, ccfl.data]
     found = {}
     for module in modules:
         own = [name for name, one in vars(module).items() if _is_own(name, one, module)]
         for name in getattr(module, "__all__", own):
             one = getattr(module, name)
-            if inspect.isfunction(one) or inspect.isclass(one):
+            if (inspect.isfunction(one) or inspect.isclass(one)) and one is not PREPARED_ELSEWHERE:
                 found.setdefault(one, f"{module.__name__.rpartition('.')[2]}.{name}")
     return {name: one for one, name in found.items()}
 
@@ -37,11 +42,27 @@ def _is_own(name, one, module):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, undrawn, quickly_compiled):
-    """The folder in which they run: with that of a run, and of a corpus."""
+    """The folder in which they run, with what they read: a run's folder, published files."""
     folder = tmp_path_factory.mktemp("examples")
     assert main("--rounds=2", f"--out_dir={folder}/runs/digits") == 0
     write(folder / "stackoverflow")
+    role = encode_example({"snippets": [b"But soft! What light?"]})
+    rows = [(part, "ROMEO", role) for part in ("train", "test")]
+    write(folder / "shakespeare", rows, name="shakespeare")
+    save_to_disk(folder / "dataset")
     return folder
+
+
+def save_to_disk(folder):
+    """As `datasets.DatasetDict` does: a stream of each part, named in state.json."""
+    columns = {"pixels": [[0.0, 1.0], [0.5, 0.5]], "label": [1, 0], "writer": ["b", "a"]}
+    table = pyarrow.table(columns)
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        with pyarrow.ipc.new_stream(folder / part / "data.arrow", table.schema) as stream:
+            stream.write_table(table)
+        state = {"_data_files": [{"filename": "data.arrow"}]}
+        (folder / part / "state.json").write_text(json.dumps(state))
 
 
 @pytest.mark.parametrize("name", public())
@@ -63,4 +84,11 @@ def test_an_example_that_is_wrong_fails():
 def test_all_rooms_are_looked_at():
     names = {*public()}
     assert {f"systems.{name}" for name in ccfl.systems.__all__} <= names
-    assert {"ccfl_jax.train", "speed.pareto", "theory.bound", "terms.told", "models.CNN"} <= names
+    assert {
+        "ccfl_jax.train",
+        "data.load_leaf",
+        "speed.pareto",
+        "theory.bound",
+        "terms.told",
+        "models.CNN",
+    } <= names

@@ -38,6 +38,16 @@ def prepare_images(
 
     Raises:
         ValueError: means and deviations are not equally many, or a deviation is not positive.
+
+    Examples:
+        >>> prepare = ccfl.data.prepare_images(ccfl.data.CHANNELS["cifar10"], augment=True)
+        >>> model = ccfl.models.Logistic(10)
+        >>> task = ccfl.classification_task(model, (32, 32, 3), 10, prepare=prepare)
+        >>> images = jnp.zeros((2, 32, 32, 3), jnp.uint8)
+        >>> print(
+        ...     np.array(prepare(images, None)[0, 0, 0]).round(1)
+        ... )  # black, of a channel: -mean / std
+        [-2.4 -2.4 -2.2]
     """
     mean, std = channels or ((), ())
     if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
@@ -77,6 +87,12 @@ def crop_and_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
     Source: the CIFAR training of He et al., Deep Residual Learning (CVPR 2016), section 4.2, and of
     the federated code that the paper's settings come from (padding with zeros; NIID-Bench mirrors
     the image at its edges instead).
+
+    Examples:
+        >>> images = jnp.ones((2, 32, 32, 3))
+        >>> views = ccfl.data.crop_and_flip(jax.random.key(0), images, padding=4)
+        >>> views.shape, float(views.max())
+        ((2, 32, 32, 3), 1.0)
     """
     check_whole("padding", padding, 0)
     if x.ndim != 4:

@@ -46,6 +46,12 @@ def synthetic(
 
     Raises:
         ValueError: an argument is not as described.
+
+    Examples:
+        >>> train, test, clients = ccfl.data.synthetic(num_clients=4, alpha=1.0, beta=1.0)
+        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> train["x"].shape[1], data.sizes.tolist()
+        (60, [837, 179, 40, 2392])
     """
     check_whole("num_clients", num_clients, 1)
     for name, value in (("alpha", alpha), ("beta", beta)):

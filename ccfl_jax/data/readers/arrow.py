@@ -52,6 +52,18 @@ def load_parquet(
         ValueError: in one line with the file, the column and the row: it is no such file, or lacks
             a column; a value is missing, rows have several shapes, numbers are not finite, labels
             no integers from 0.
+
+    Examples:
+        >>> import pathlib, pyarrow, pyarrow.parquet
+        >>> pathlib.Path("tables").mkdir(exist_ok=True)
+        >>> columns = {"pixels": [[0.0, 1.0], [0.5, 0.5]], "label": [1, 0], "writer": ["b", "a"]}
+        >>> table = pyarrow.table(columns)
+        >>> for name in ("train", "test"):
+        ...     pyarrow.parquet.write_table(table, f"tables/{name}.parquet")
+
+        >>> train, test, num_classes = ccfl.data.load_parquet("tables", "pixels", "label", "writer")
+        >>> train["x"].shape, train["client"].tolist()  # a is the client 0
+        ((2, 2), [1, 0])
     """
     folder = Path(folder)
     found = sorted(path for path in folder.glob("*.parquet") if path.is_file())
@@ -68,6 +80,15 @@ def load_huggingface(
     """Loads a `DatasetDict` with the splits train and test, which `save_to_disk(folder)` wrote.
 
     Its Arrow files are read without the package `datasets`. All else is as in `load_parquet`.
+
+    Examples:
+        Of a folder that `save_to_disk` wrote:
+
+        >>> train, test, num_classes = ccfl.data.load_huggingface(
+        ...     "dataset", "pixels", "label", "writer"
+        ... )
+        >>> train["x"].shape, train["client"].tolist()  # a is the client 0
+        ((2, 2), [1, 0])
     """
     folder = Path(folder)
     files = {part: _saved_files(folder / part) for part in ("train", "test")}

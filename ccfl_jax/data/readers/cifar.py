@@ -78,6 +78,17 @@ def load_cifar(
             out of range; files that do not belong together. The message names the file.
         FileNotFoundError: files are missing; the message says which.
         ImportError, OSError: TFDS cannot bring the data; the message says what to do.
+
+    Examples:
+        >>> import pathlib
+        >>> pathlib.Path("cifar").mkdir(exist_ok=True)
+        >>> record = bytes([3, 42]) + bytes(3072)  # the coarse label, the fine one, a black image
+        >>> for name in ("train.bin", "test.bin"):
+        ...     _ = pathlib.Path("cifar", name).write_bytes(record)
+
+        >>> train, test = ccfl.data.load_cifar("cifar100", "cifar")
+        >>> train["x"].shape, train["y"].tolist()
+        ((1, 32, 32, 3), [42])
     """
     if name not in _FILES:
         raise ValueError(f"data set: expected {', '.join(_FILES)}, found {name!r}")

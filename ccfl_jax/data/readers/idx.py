@@ -32,6 +32,14 @@ def read_idx(path: str | Path) -> np.ndarray:
         FileNotFoundError, OSError: the file cannot be opened.
         ValueError: it is not such a file, is cut short, has bytes after its last item, has no
             items, or too many for a compressed one. The message names the file.
+
+    Examples:
+        >>> import pathlib
+        >>> head = bytes([0, 0, 8, 2]) + (2).to_bytes(4, "big") + (3).to_bytes(4, "big")
+        >>> _ = pathlib.Path("images.idx").write_bytes(head + bytes(range(6)))
+        >>> print(ccfl.data.read_idx("images.idx"))
+        [[0 1 2]
+         [3 4 5]]
     """
     path = Path(path)
     with path.open("rb") as raw:

@@ -57,6 +57,18 @@ def load_leaf(
         ValueError: in one line with the file, the user and the row: no such JSON, a user twice,
             or without samples, `num_samples` that are not theirs, samples of another form than
             the first, numbers that are not finite, labels that are no integers from 0.
+
+    Examples:
+        >>> import json, pathlib
+        >>> user = {"x": [[0.5, 1.0], [1.5, 2.0]], "y": [0, 1]}
+        >>> part = {"users": ["anna"], "num_samples": [2], "user_data": {"anna": user}}
+        >>> for name in ("train", "test"):
+        ...     pathlib.Path("leaf", name).mkdir(parents=True, exist_ok=True)
+        ...     _ = pathlib.Path("leaf", name, "all.json").write_text(json.dumps(part))
+
+        >>> train, test, num_classes = ccfl.data.load_leaf("leaf")
+        >>> train["x"].tolist(), train["client"].tolist(), num_classes
+        ([[0.5, 1.0], [1.5, 2.0]], [0, 0], 2)
     """
     folder = Path(folder)
     train, test = (_read(folder / name) for name in ("train", "test"))

@@ -30,6 +30,19 @@ def load_npz(
         ValueError: in one line with the file, the array and the row: it is no npz, an array is
             missing or unknown, has another length or shape than those beside it, labels that are no
             integers from 0, or numbers that are not finite; it unpacks to more than 64 GiB.
+
+    Examples:
+        >>> np.savez(
+        ...     "own.npz",
+        ...     x_train=np.zeros((4, 2)),
+        ...     y_train=[0, 1, 0, 2],
+        ...     x_test=np.ones((1, 2)),
+        ...     y_test=[1],
+        ...     client_train=[7, 7, 9, 9],
+        ... )
+        >>> train, test, num_classes = ccfl.data.load_npz("own.npz")
+        >>> train["client"].tolist(), num_classes
+        ([0, 0, 1, 1], 3)
     """
     with naming(path):
         arrays = read_npz(

@@ -24,6 +24,15 @@ def load_python(text: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]
 
     Raises:
         ValueError: in one line with the array, for anything else.
+
+    Examples:
+        >>> import pathlib
+        >>> part = "dict(x=np.zeros((4, 2)), y=np.array([0, 1, 0, 2]))"
+        >>> code = f"import numpy as np; numbers = lambda: ({part}, {part})"
+        >>> _ = pathlib.Path("own_data.py").write_text(code)
+        >>> train, test, num_classes = ccfl.data.load_python("own_data.py:numbers")
+        >>> train["x"].shape, num_classes
+        ((4, 2), 3)
     """
     found = own_code.called(text)
     with naming(text):

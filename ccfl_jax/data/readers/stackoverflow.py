@@ -101,6 +101,8 @@ def load_stackoverflow(
         OSError: a file cannot be read, or `cache_dir` has no room for the decompressed one.
 
     Examples:
+        Of a folder with a corpus of a few words:
+
         >>> train, test, counts = ccfl.load_stackoverflow(
         ...     "stackoverflow", num_clients=2, vocabulary=5, num_tags=3, max_words=4
         ... )

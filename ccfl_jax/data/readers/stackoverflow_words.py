@@ -65,6 +65,15 @@ def load_stackoverflow_nwp(
 
     Source: the word prediction of Reddi et al., Adaptive Federated Optimization (ICLR 2021), with
     the ids of TensorFlow Federated, one of them for all unknown words.
+
+    Examples:
+        Of a folder with a corpus of a few words:
+
+        >>> train, test, counts = ccfl.data.load_stackoverflow_nwp(
+        ...     "stackoverflow", vocabulary=5, max_words=4
+        ... )
+        >>> print(train["x"][0], train["y"][0])  # "begin in the loop", and one word later
+        [7 3 1 4] [3 1 4 8]
     """
     limits = Limits(num_clients, seed, min_examples, max_examples, max_test)
     check_sizes(limits, vocabulary=vocabulary, max_words=max_words)

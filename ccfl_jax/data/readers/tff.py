@@ -85,6 +85,13 @@ def load_tff(
         ValueError: an argument is not as described, or in one line with the file and the client,
             damage or another format.
         OSError: a file cannot be read, or `cache_dir` has no room.
+
+    Examples:
+        Of a folder with shakespeare.sqlite, in which one role says a sentence:
+
+        >>> train, test, counts = ccfl.data.load_tff("shakespeare", "shakespeare")
+        >>> train["x"].shape, counts["clients"]
+        ((1, 80), 1)
     """
     if name not in _RELEASES:
         raise ValueError(f"data set: expected {', '.join(_RELEASES)}, found {name!r}")
