@@ -31,10 +31,8 @@ def mean(over: float | None = None) -> Aggregate:
     Examples:
         >>> one = jnp.ones(3, jnp.int32)
         >>> arrivals = ccfl.Arrivals(jnp.arange(3), 0 * one, one, one, one > 0, one.sum())
-        >>> delta, _ = ccfl.mean().finish(
-        ...     jnp.float32(6.0), arrivals, ()
-        ... )  # of the sum of three uploads
-        >>> float(delta)
+        >>> delta, _ = ccfl.mean().finish(jnp.float32(6.0), arrivals, ())
+        >>> float(delta)  # three uploads had the sum 6
         2.0
         >>> weighted = ccfl.Weighted(value=jnp.float32(6.0), weight=jnp.float32(4.0))
         >>> float(ccfl.mean().finish(weighted, arrivals, ())[0])

@@ -212,9 +212,7 @@ def constant(scale: float | jax.Array = 1.0) -> Weight:
     """The weight `scale`, whatever the staleness.
 
     Examples:
-        >>> rule = ccfl.systems.fedasync(
-        ...     0.6, ccfl.terms.constant()
-        ... )  # stale uploads weigh as much as others
+        >>> rule = ccfl.systems.fedasync(0.6, ccfl.terms.constant())  # however stale
         >>> ccfl.terms.constant(0.5)(None, None)
         0.5
     """

@@ -358,9 +358,7 @@ def correlated_work(
             correlation outside [-1, 1].
 
     Examples:
-        >>> standing = ccfl.speed.slowness(
-        ...     np.arange(1.0, 101.0)
-        ... )  # 100 clients, the last is the slowest
+        >>> standing = ccfl.speed.slowness(np.arange(1.0, 101.0))  # client 99 is the slowest
         >>> rng, tasks = np.random.default_rng(0), np.arange(100)
         >>> work = ccfl.speed.correlated_work(rng, standing, tasks, most_work=6, correlation=-1.0)
         >>> int(work[0]), int(work[-1])  # the slowest does least

@@ -44,9 +44,7 @@ def prepare_images(
         >>> model = ccfl.models.Logistic(10)
         >>> task = ccfl.classification_task(model, (32, 32, 3), 10, prepare=prepare)
         >>> images = jnp.zeros((2, 32, 32, 3), jnp.uint8)
-        >>> print(
-        ...     np.array(prepare(images, None)[0, 0, 0]).round(1)
-        ... )  # black, of a channel: -mean / std
+        >>> print(np.array(prepare(images, None)[0, 0, 0]).round(1))  # of black: -mean / std
         [-2.4 -2.4 -2.2]
     """
     mean, std = channels or ((), ())

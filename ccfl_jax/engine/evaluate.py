@@ -143,9 +143,7 @@ def fairness(scores: Any) -> Fairness:
         ValueError: for scores that are not `[clients]`.
 
     Examples:
-        >>> scores = np.array(
-        ...     [0.9, 0.8, 0.95, np.nan, 0.35]
-        ... )  # a client without test samples has none
+        >>> scores = np.array([0.9, 0.8, 0.95, np.nan, 0.35])  # nan of one without samples
         >>> found = ccfl.fairness(scores)
         >>> round(found.mean, 2), round(found.worst, 2)
         (0.75, 0.35)

@@ -37,10 +37,6 @@ def stream_rounds(
 ) -> Iterator[tuple[Schedule, FederatedData]]:
     """Cuts a run into pieces whose samples fit a device, and sends each ahead of its rounds.
 
-        data = FederatedData.from_offsets(arrays, indices, offsets)  # memory-mapped, if need be
-        for piece, samples in stream_rounds(schedule, data, memory=8 * 10**9):
-            state, info = run_rounds(round_fn, state, piece, samples)
-
     A piece holds the samples of all clients of its rounds, each client once, and is as long as half
     the memory allows. One background thread gathers and sends the next piece while the caller runs
     this one; earlier pieces that the caller keeps need memory beyond that. All pieces have one
@@ -60,20 +56,20 @@ def stream_rounds(
         ValueError: at once, as `cut`.
 
     Examples:
-        >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
-        >>> data = ccfl.FederatedData.from_indices(train, clients)
+        >>> train, _, clients = ccfl.data.synthetic(num_clients=4)  # arrays may be memory-mapped
         >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
         >>> schedule = ccfl.random_schedule(seed=0, num_rounds=20, num_clients=4, buffer_size=2)
         >>> simulation = ccfl.simulation(task, ccfl.cc_fedams(0.05), local=0.02)
         >>> state = simulation.init(jax.random.key(0), history_length=6)
-        >>> host = ccfl.FederatedData.from_offsets(
-        ...     train, np.concatenate(clients), np.cumsum([0, *map(len, clients)])
-        ... )
-        >>> for piece, samples in ccfl.stream_rounds(schedule, host, memory=10**7):
+        >>> offsets = np.cumsum([0, *map(len, clients)])
+        >>> data = ccfl.FederatedData.from_offsets(train, np.concatenate(clients), offsets)
+        >>> pieces = []
+        >>> for piece, samples in ccfl.stream_rounds(schedule, data, memory=1_700_000):  # bytes
         ...     state, info = ccfl.run_rounds(simulation.round, state, piece, samples)
+        ...     pieces.append(piece.num_rounds)
 
-        >>> int(state.round)
-        20
+        >>> int(state.round), pieces  # rounds of each
+        (20, [1, 1, 2, 5, 3, 1, 1, 3, 3])
     """
     return send(cut(schedule, data, memory), schedule, data, put)
 
