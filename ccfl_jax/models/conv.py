@@ -10,7 +10,6 @@ from flax.linen.dtypes import promote_dtype
 from jax import lax
 
 from ccfl_jax.models.lowerings import LOWERINGS, band, conv2d, default_lowering, tile_width
-from ccfl_jax.models.tall import TALL
 
 # As `lowerings._MAX_COLUMNS`, for products with the batch in the last axis.
 _MAX_COLUMNS = 64
@@ -159,13 +158,13 @@ _block.defvjp(_forward, _backward)
 
 
 class Conv(nn.Module):
-    """`flax.linen.Conv` for images, in one of five lowerings (see `lowerings`).
+    """`flax.linen.Conv` for images, in one of four lowerings (see `lowerings`).
 
     Parameters (`kernel` [kh, kw, i, o], `bias` [o], float32), initialisers, dtype promotion and,
     up to rounding, results are those of `flax.linen.Conv` with the same arguments; the default
     padding differs: it is VALID. Input `[..., h, w, i]`. With SAME, output position `p` of
-    `ceil(h / sh)` is centred as in Flax. `lowering` is "xla", "shifted", "banded", or with strides
-    of 1 "tall" and, for kernels three wide, "winograd"; None takes that of `default_lowering`.
+    `ceil(h / sh)` is centred as in Flax. `lowering` is "xla", "shifted", "banded", or for 3 x 3
+    kernels with strides of 1 "winograd"; None takes that of `default_lowering`.
 
     Raises ValueError for `features` under 1, for a kernel size or strides that are not two whole
     numbers of 1 or more, for another padding or lowering, for a lowering that does not take them,
@@ -251,13 +250,11 @@ def _check(module, strides):
     if module.lowering not in (None, *LOWERINGS):
         names = ", ".join(map(repr, LOWERINGS))
         raise ValueError(f"{name}: expected {names}, None, found lowering {module.lowering!r}")
-    if module.lowering in TALL and (
-        tuple(strides) != (1, 1) or (module.lowering == "winograd" and module.kernel_size[1] != 3)
-    ):
+    sizes = tuple(module.kernel_size), tuple(strides)
+    if module.lowering == "winograd" and sizes != ((3, 3), (1, 1)):
         raise ValueError(
-            f"{name}: expected strides (1, 1) with 'tall' and 'winograd' and a kernel 3 wide with "
-            f"'winograd', found lowering {module.lowering!r}, strides {tuple(strides)}, "
-            f"kernel_size {tuple(module.kernel_size)}"
+            f"{name}: expected kernel_size (3, 3) and strides (1, 1) with 'winograd', "
+            f"found kernel_size {sizes[0]}, strides {sizes[1]}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Five ways to compute a convolution; which one is fast depends on sizes and machine.
+"""Four ways to compute a convolution; which one is fast depends on sizes and machine.
 
 `jax.vmap` over clients gives the kernel a leading axis, and XLA then runs a slow grouped
 convolution. As a matrix product, a convolution becomes a batched matrix product instead. With
@@ -17,7 +17,7 @@ input `x[b, h, w, i]` (padded), kernel `k[u, v, i, o]` and strides `(sh, sw)`, a
 
   A tile of one position is the usual im2col: nothing is multiplied by zero, but every input is
   copied `kh kw` times. A tile of a whole row copies little, but most of its band is zero.
-* `"tall"` and `"winograd"`: convolutions of XLA with kernels one column wide (see `tall`).
+* `"winograd"`: the minimal algorithm for 3 x 3 kernels with strides of 1 (see `winograd`).
 
 Tiles are numbered (tile column, image, tile row), so every step is an elementwise operation or
 a concatenation of slices. XLA for CPUs loops over those in place; through reshapes between the
@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from ccfl_jax.models.tall import TALL, conv_tall
+from ccfl_jax.models.winograd import conv_winograd
 
-LOWERINGS = "xla", "shifted", "banded", *TALL
+LOWERINGS = "xla", "shifted", "banded", "winograd"
 # Wider products only multiply more zeros, narrower ones run at a lower rate.
 _MAX_COLUMNS = 96
 
@@ -49,11 +49,11 @@ def conv2d(
 
     `y[b, p, q, o] = sum_{u, v, i} x[b, p sh + u, q sw + v, i] k[u, v, i, o]` for padded `x`.
     Shapes `[b, h, w, i], [kh, kw, i, o] -> [b, (h - kh) // sh + 1, (w - kw) // sw + 1, o]`, all
-    of one floating dtype. The lowerings differ by rounding only. "tall" and "winograd" take strides
-    of 1 and are differentiable in reverse mode, the others in every mode.
+    of one floating dtype. The lowerings differ by rounding only. "winograd" takes 3 x 3 kernels and
+    strides of 1 and is differentiable in reverse mode, the others in every mode.
     """
-    if lowering in TALL:
-        return conv_tall(x, kernel, edges, lowering)
+    if lowering == "winograd":
+        return conv_winograd(x, kernel, edges)
     if lowering == "xla":
         layout = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, edges, dimension_numbers=layout)
@@ -64,34 +64,33 @@ def conv2d(
 def default_lowering(kernel_shape: Sequence[int], strides: Sequence[int], dtype: DTypeLike) -> str:
     """The default lowering of a convolution of this dtype; kernel `[kh, kw, i, o]`.
 
-    On a CPU, for float32, kernels three wide and stride 1: "winograd" from 32 channels and features
-    on, "tall" from 8 on. (At 512 the kernel outweighs images that are small by then.) Otherwise
-    "shifted" for 1 x 1 kernels, where it is one product of `x` itself, from 32 input channels on,
-    and from 16 on with a stride; else "banded". The choice rests on this table: milliseconds of
-    forward and backward pass for batches of 20, inside a loop as in a round, one core of a virtual
-    machine, medians of interleaved calls; one client, and five under `vmap`, for which "xla" takes
-    five to ten times as long (JAX 0.10.2).
+    On a CPU, for float32, 3 x 3 kernels and stride 1: "winograd" from 8 channels and features on.
+    Otherwise "shifted" for 1 x 1 kernels, where it is one product of `x` itself, from 32 input
+    channels on, and from 16 on with a stride; else "banded". The choice rests on this table:
+    milliseconds of forward and backward pass for batches of 20, inside a loop as in a round, one
+    core of a virtual machine, medians of interleaved calls; one client, and five under `vmap`, for
+    which "xla" takes five to ten times as long (JAX 0.10.2).
 
-                                          one client                        five clients
-         h   i ->   o, kernel    xla shifted banded tall winograd  shifted banded tall winograd
-        28   1 ->   6, 5 x 5, 1    2.7     1.0    0.4    -        -       6.9    2.0    -        -
-        12   6 ->  16, 5 x 5, 1    8.1     0.5    0.4    -        -       2.9    1.9    -        -
-        12   6 ->  16, 5 x 5, 2    1.1     0.3    0.1    -        -       1.4    0.5    -        -
-        28   1 ->  32, 5 x 5, 1     17     1.4    0.9    -        -        12    8.0    -        -
-        32   3 ->  16, 3 x 3, 1     25     2.0    1.5  3.2      5.1        17    9.3   19       49
-        32   8 ->  16, 3 x 3, 1     69     3.8    4.0  3.2      4.6        68     40   29       57
-        32  16 ->  16, 3 x 3, 1    159      12    8.7  4.7      6.3       130     94   61       74
-        16  32 ->  32, 3 x 3, 1    164     6.5    5.7  3.5      2.6        71     66   26       21
-         8  64 ->  64, 3 x 3, 1      -     4.1    4.1  3.1      2.3        25     27   19       15
-        32  64 ->  64, 3 x 3, 1      -     123    149   96       49       658    754  510      366
-        16 128 -> 128, 3 x 3, 1      -      66     71   59       38       438    468  366      269
-         8 256 -> 256, 3 x 3, 1      -      50     51   48       33       344    363  315      242
-         4 512 -> 512, 3 x 3, 1      -      54     67   62       64       358    367  431      367
-        14  32 ->  64, 5 x 5, 1    134     9.8    9.3    -        -        90     96    -        -
-        32  16 ->  32, 3 x 3, 2     86     2.1    5.0    -        -        17     31    -        -
-        16  32 ->  64, 3 x 3, 2     62     1.8    2.7    -        -        12     17    -        -
-        32  16 ->  32, 1 x 1, 2    9.9     0.3    1.0    -        -       1.8    5.4    -        -
-        16  32 ->  64, 1 x 1, 2    7.8     0.2    0.3    -        -       1.1    1.7    -        -
+                                            one client                   five clients
+         h   i ->   o, kernel    xla shifted banded winograd  shifted banded winograd
+        28   1 ->   6, 5 x 5, 1    2.9     1.0    0.4        -      6.7    1.9        -
+        12   6 ->  16, 5 x 5, 1    8.1     0.5    0.4        -      3.6    1.9        -
+        12   6 ->  16, 5 x 5, 2    1.2     0.3    0.1        -      1.4    0.5        -
+        28   1 ->  32, 5 x 5, 1     17     1.4    0.9        -       11    6.9        -
+        32   3 ->  16, 3 x 3, 1     25     1.9    1.5      2.7       13    8.4       18
+        32   8 ->  16, 3 x 3, 1     67     3.5    3.8      2.4       32     28       19
+        32  16 ->  16, 3 x 3, 1    168      13    9.6      3.9       79     60       30
+        16  32 ->  32, 3 x 3, 1    168     5.8    5.6      1.9       40     40       16
+         8  64 ->  64, 3 x 3, 1      -     3.8    3.8      1.4       26     28      9.6
+        32  64 ->  64, 3 x 3, 1      -      88    102       32      451    543      192
+        16 128 -> 128, 3 x 3, 1      -      61     64       18      330    363      111
+         8 256 -> 256, 3 x 3, 1      -      52     55       23      283    294      113
+         4 512 -> 512, 3 x 3, 1      -      50     50       43      274    281      221
+        14  32 ->  64, 5 x 5, 1    135     9.8    9.3        -       65     62        -
+        32  16 ->  32, 3 x 3, 2     85     2.0    4.7        -       18     31        -
+        16  32 ->  64, 3 x 3, 2     62     1.7    2.7        -       12     17        -
+        32  16 ->  32, 1 x 1, 2    9.6     0.2    0.9        -      1.5    5.4        -
+        16  32 ->  64, 1 x 1, 2    8.1     0.2    0.3        -      1.1    1.7        -
 
     Outside a loop "xla" is as fast as the others for one client: XLA for CPUs then calls another
     convolution. But all training is in a loop.
@@ -102,9 +101,9 @@ def default_lowering(kernel_shape: Sequence[int], strides: Sequence[int], dtype:
     """
     kh, kw, channels, features = kernel_shape
     strided, least = max(strides) > 1, min(channels, features)
-    fast = jax.default_backend() == "cpu" and dtype == jnp.float32 and kw == 3 and not strided
-    if fast and 8 <= least < 512:
-        return "winograd" if least >= 32 else "tall"
+    minimal = kh == kw == 3 and not strided and least >= 8
+    if minimal and dtype == jnp.float32 and jax.default_backend() == "cpu":
+        return "winograd"
     return "shifted" if kh == kw == 1 or channels >= (16 if strided else 32) else "banded"
 
 
