@@ -1,4 +1,4 @@
-"""README's example is code that runs."""
+"""The code of README and of the pages beside it runs; their tables name all there is."""
 
 import ast
 import inspect
@@ -7,28 +7,30 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 import ccfl_jax as ccfl
 
 README = Path(__file__).parents[1] / "README.md"
+DOCS = README.parent / "docs"
 
 
-def _run_example(number):
-    code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[number]
+def _run_example(page):
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, page, "exec"), names)
     return names
 
 
 def test_the_example_trains(capsys):
-    losses = _run_example(0)["info"].train_loss
+    losses = _run_example(README)["info"].train_loss
     assert losses.shape == (200,) and losses[-20:].mean() < 0.5 * losses[:20].mean()
     assert "accuracy" in capsys.readouterr().out
 
 
 def test_the_example_of_a_clock_is_a_schedule():
     """500 rounds of five uploads, started at night and staler than the history is long."""
-    names = _run_example(1)
+    names = _run_example(DOCS / "clocks.md")
     schedule, log = names["schedule"], names["log"]
     assert schedule.client.shape == (500, 5) and log.counts()["used"] == 2500
     hour = (log.start / 3600 + log.client % 24) % 24
@@ -38,7 +40,7 @@ def test_the_example_of_a_clock_is_a_schedule():
 
 def test_the_example_of_a_method_is_scaffold():
     """The same run, bit for bit, as the library's, and it learns."""
-    names = _run_example(2)
+    names = _run_example(DOCS / "methods.md")
     rule, rate = ccfl.systems.scaffold(names["rate"]), names["rate"]
     made = ccfl.simulation(names["task"], ccfl.cc_fedsgd(1.0), rate, normalise="none", rule=rule)
     state = made.init(jax.random.key(0), 6, 30)
@@ -77,7 +79,7 @@ def test_its_table_counts_the_lines_of_every_system():
 
 def test_the_example_of_trials_trains():
     """A higher rate learns faster at the start; all three start from the same loss."""
-    losses = _run_example(3)["info"].train_loss
+    losses = _run_example(DOCS / "commands.md")["info"].train_loss
     assert losses.shape == (3, 50) and len(set(losses[:, 0])) == 1
     assert losses[0, -10:].mean() > losses[1, -10:].mean() > losses[2, -10:].mean()
 
@@ -86,21 +88,21 @@ def test_its_tables_name_every_data_set_model_and_experiment():
     from experiments.config import datasets
     from experiments.paper import presets
 
-    text = README.read_text()
+    text = (DOCS / "data.md").read_text() + (DOCS / "commands.md").read_text()
     wanted = {*datasets.DATASET_FORMS, *presets.names(), *datasets.MODELS}
     assert not {name for name in wanted if f"`{name}`" not in text}
 
 
-def test_every_file_it_links_is_there():
-    links = re.findall(r"\]\(([^)#]+)\)", README.read_text())
-    missing = [link for link in links if "://" not in link and not (README.parent / link).exists()]
-    assert links and not missing
+@pytest.mark.parametrize("page", [README, *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_every_file_it_links_is_there(page):
+    links = re.findall(r"\]\(([^)#\s]+)[)#]", page.read_text())
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
 
 
 def test_its_commands_name_presets_and_methods_that_exist():
     from experiments.config import flag, methods
 
-    text = README.read_text()
+    text = "".join(page.read_text() for page in (README, *DOCS.glob("*.md")))
     assert set(re.findall(r"--preset=(\w+)", text)) <= set(flag.presets())
     named = {*re.findall(r"--(?:server|method)=(\w+)", text)} - {"scaffold,"}
     assert named == {*methods.METHODS}
