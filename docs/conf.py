@@ -50,7 +50,7 @@ myst_heading_anchors = 3
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ccfl
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's, in a notebook's kernel
 # Programs run for moments: they are compiled without optimisation, and once for all pages.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / "docs/_build/programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 

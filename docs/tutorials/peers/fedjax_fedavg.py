@@ -16,7 +16,7 @@ def loss(params, batch, rng):
     return -scores[jnp.arange(len(batch["y"])), batch["y"]].mean()
 
 
-# Batches run on over the ends of epochs: two steps, in each every sample equally often.
+# Batches run on over ends of epochs: in each step every sample comes equally often.
 batches = fedjax.ShuffleRepeatBatchHParams(400, num_epochs=None, num_steps=2)
 sgd = fedjax.optimizers.sgd
 algorithm = fedjax.algorithms.fed_avg.federated_averaging(
@@ -25,6 +25,6 @@ algorithm = fedjax.algorithms.fed_avg.federated_averaging(
 state = algorithm.init({"w": jnp.zeros((64, 10)), "b": jnp.zeros(10)})
 for t in range(20):
     keys = jax.random.split(jax.random.PRNGKey(t), len(clients))
-    visits = [(name, own, key) for (name, own), key in zip(data.clients(), keys, strict=True)]
-    state, _ = algorithm.apply(state, visits)
+    visits = zip(data.clients(), keys, strict=True)
+    state, _ = algorithm.apply(state, [(*client, key) for client, key in visits])
 np.savez("fedjax.npz", **state.params)

@@ -21,14 +21,17 @@ def train(message, context):
         p = (p / p.sum(axis=1, keepdims=True) - np.eye(10)[y[own]]) / len(own)
         w, b = w - 0.5 * x[own].T @ p, b - 0.5 * p.sum(axis=0)
     arrays = ArrayRecord([w.astype(np.float32), b.astype(np.float32)])
-    content = {"arrays": arrays, "metrics": MetricRecord({"num-examples": len(own)})}
-    return Message(content=RecordDict(content), reply_to=message)
+    metrics = MetricRecord({"num-examples": len(own)})
+    content = RecordDict({"arrays": arrays, "metrics": metrics})
+    return Message(content=content, reply_to=message)
 
 
 @server.main()
 def main(grid, context):
     start = ArrayRecord([np.zeros((64, 10), np.float32), np.zeros(10, np.float32)])
-    strategy = FedAvg(min_train_nodes=7, min_available_nodes=7, fraction_evaluate=0.0)
+    strategy = FedAvg(
+        min_train_nodes=7, min_available_nodes=7, fraction_evaluate=0.0
+    )
     result = strategy.start(grid=grid, initial_arrays=start, num_rounds=20)
     w, b = result.arrays.to_numpy_ndarrays()
     np.savez("flower.npz", w=w, b=b)

@@ -6,9 +6,8 @@ from sklearn.datasets import load_digits
 x, y = load_digits(return_X_y=True)
 x, y = x.astype(np.float32) / 16, y.astype(np.int32)
 rows = np.split(np.arange(1450), np.cumsum([50, 100, 100, 200, 200, 400]))
-clients = [
-    tf.data.Dataset.from_tensor_slices((x[own], y[own])).batch(400).repeat(2) for own in rows
-]
+slices = tf.data.Dataset.from_tensor_slices
+clients = [slices((x[own], y[own])).batch(400).repeat(2) for own in rows]
 
 
 def model():
