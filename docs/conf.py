@@ -69,6 +69,7 @@ nb_execution_timeout = 120
 nb_execution_in_temp = True  # what a notebook writes is no part of the checkout
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # tables
 
 
 def _skip(app: Any, kind: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:

@@ -165,7 +165,8 @@ class Rule(NamedTuple):
             global model; of that mean and the `State` of that model, whose history lacks it.
         begin: `begin(visit) -> params`, the model that the local work starts from.
         local: `local(visit, optimiser) -> optimiser`; an optax optimiser, or the rate of plain SGD.
-        finish: `finish(visit, end) -> (upload, memory)`; the upload is any pytree of numbers.
+        finish: `finish(visit, end) -> (upload, memory)`; the upload is any pytree of numbers, the
+            memory like `visit.memory`, which is returned as it is by a rule that keeps none.
         combine: `combine(delta, mean, state) -> pseudo_gradient`, of what the aggregator made, that
             mean after this round's visits, and the `State` before them.
 

@@ -67,7 +67,10 @@ def train(
         sent: bytes that a client sends and receives in a visit; by default one model each.
 
     Returns:
-        The state at the end, and the rows: dicts of plain numbers, None where not finite.
+        The state at the end, and the rows: dicts of plain numbers, None where not finite. A row
+        has `round`; `test_loss`, `test_accuracy` and so on of each metric; the same as `train_`,
+        means since the row before; `client_updates`, `samples`, `bytes_sent`, `bytes_received` and
+        `seconds` since the start; `virtual_time`, of a schedule with a clock.
 
     Raises:
         ValueError: as `run_rounds` and `evaluate`; for a task whose functions do not take these

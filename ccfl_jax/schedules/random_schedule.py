@@ -28,6 +28,8 @@ def random_schedule(
     * staleness uniform over the models that exist, at most `max_delay` (tau): 0 to min(t, tau);
     * local work uniform over {1, ..., local_work * randomness} (K and R), drawn for every slot.
 
+    The same work K for all is `schedule.replace(work=np.full_like(schedule.work, K))`.
+
     Clients, staleness and work have their own generators, which draw round by round: other delays
     do not change the cohorts, and a longer schedule begins with the shorter one.
 
