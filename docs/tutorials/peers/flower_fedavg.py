@@ -29,9 +29,8 @@ def train(message, context):
 @server.main()
 def main(grid, context):
     start = ArrayRecord([np.zeros((64, 10), np.float32), np.zeros(10, np.float32)])
-    strategy = FedAvg(
-        min_train_nodes=7, min_available_nodes=7, fraction_evaluate=0.0
-    )
+    everybody = {"min_train_nodes": 7, "min_available_nodes": 7}
+    strategy = FedAvg(**everybody, fraction_evaluate=0.0)
     result = strategy.start(grid=grid, initial_arrays=start, num_rounds=20)
     w, b = result.arrays.to_numpy_ndarrays()
     np.savez("flower.npz", w=w, b=b)
