@@ -65,7 +65,7 @@ def _digest() -> str:
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "docs/_build/notebooks" / _digest())
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 600  # of a cell, on a busy machine
 nb_execution_in_temp = True  # what a notebook writes is no part of the checkout
 nb_execution_show_tb = True
 nb_merge_streams = True
