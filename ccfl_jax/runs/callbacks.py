@@ -4,8 +4,8 @@ import importlib
 import os
 import re
 import struct
-import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from socket import gethostname
@@ -136,7 +136,8 @@ class TensorBoard:
         """The file that an earlier callback has left in the folder, or a new one."""
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        new = folder / f"events.out.tfevents.{time.time():.0f}.{gethostname()}.ccfl"
+        begin = datetime.now(UTC).timestamp()
+        new = folder / f"events.out.tfevents.{begin:.0f}.{gethostname()}.ccfl"
         path = min((p for p in folder.iterdir() if re.fullmatch(_OWN, p.name)), default=new)
         self._begin = float(path.name.split(".")[3])
         return path

@@ -166,7 +166,7 @@ def read_trial(folder):
 
 def read_table(folder):
     (row,) = summaries.of_folders([folder])
-    assert len(row) == 7 and all(isinstance(cell, str) for cell in row.values())
+    assert len(row) == 8 and all(isinstance(cell, str) for cell in row.values())
 
 
 def read_curves(folder):
