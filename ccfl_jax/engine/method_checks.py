@@ -145,6 +145,20 @@ def check_step(name: str, task: Task, optimiser: optax.GradientTransformation) -
         )
 
 
+def check_finished(found: Any, memory: Any) -> tuple[Any, Any]:
+    """What `rule.finish` gave, if it is an upload and a memory with the parts of `memory`."""
+    if type(found) is not tuple or len(found) != 2:
+        kind = f"{len(found)} of them" if type(found) is tuple else type(found).__name__
+        raise ValueError(f"rule.finish: expected a pair, upload and memory, found {kind}")
+    kept, own = (jax.tree.structure(tree) for tree in (found[1], memory))
+    if kept != own:
+        raise ValueError(
+            "rule.finish: expected a memory like that of rule.memory "
+            f"({one_line(str(own))}), found {one_line(str(kept))}"
+        )
+    return found
+
+
 def check_functions(task: Task, *parts: Batch) -> None:
     """Raises ValueError for a task whose functions do not take such samples, or give something else
     than `Task` says; only shapes are computed."""

@@ -34,6 +34,7 @@ from ccfl_jax.data import FederatedData
 from ccfl_jax.engine.client_batching import Report, Slot, add_up
 from ccfl_jax.engine.method_checks import (
     as_a_round_takes_it,
+    check_finished,
     check_kinds,
     check_local,
     check_state,
@@ -183,7 +184,7 @@ def _client_part(
         own = _visit(state, slot, start_model, client, key)
         cc_local = build_local(task, rule.local(own, optimiser), batch_size, unit, normalise)
         end = cc_local(rule.begin(own), client, slot.work, key)
-        upload, memory = rule.finish(own, end)
+        upload, memory = check_finished(rule.finish(own, end), own.memory)
         memory = jax.tree.map(lambda a, old: jnp.asarray(a, old.dtype), memory, own.memory)
         counted = (end.info.steps > 0) & tree_util.all_finite((upload, memory))
         memory = tree_util.select(counted, memory, own.memory)
