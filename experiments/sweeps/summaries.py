@@ -92,7 +92,7 @@ def _of_setting(members: Sequence[Record], target: str | None) -> tuple[dict, di
 def _result(runs: Sequence[Sequence[Row]]) -> dict[str, str]:
     """The common columns, from the last row of each run, and its best one by the test score."""
     rows = [run[-1] for run in runs]
-    last, name = rows[-1], metrics.score_name(rows[-1])
+    last, name = rows[-1], metrics.score_name(runs[-1][0])  # which `results.check_rows` looks for
     values = [row[f"test_{name}"] for row in rows]
     known = [[v for row in run if (v := row[f"test_{name}"]) is not None] for run in runs]
     best = [max(own, key=partial(metrics.goodness, name), default=None) for own in known]
