@@ -38,6 +38,7 @@ def init(first: Any, num_clients: int | None, rows: int | None = None) -> Any:
         )
     num_clients = check_whole("num_clients", num_clients, 1)
     rows = num_clients if rows is None else check_whole("memories", rows, 1)
+    first = jax.tree.map(jnp.asarray, first)
     each = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(first))
     room = device_bytes()
     if rows * each > room:

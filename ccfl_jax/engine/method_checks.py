@@ -146,17 +146,20 @@ def check_step(name: str, task: Task, optimiser: optax.GradientTransformation) -
 
 
 def check_finished(found: Any, memory: Any) -> tuple[Any, Any]:
-    """What `rule.finish` gave, if it is an upload and a memory with the parts of `memory`."""
+    """What `rule.finish` gave, if it is an upload and a memory like `memory`, with its dtypes."""
     if type(found) is not tuple or len(found) != 2:
         kind = f"{len(found)} of them" if type(found) is tuple else type(found).__name__
         raise ValueError(f"rule.finish: expected a pair, upload and memory, found {kind}")
-    kept, own = (jax.tree.structure(tree) for tree in (found[1], memory))
-    if kept != own:
+    kept, own = (
+        (jax.tree.structure(tree), [jnp.shape(a) for a in jax.tree.leaves(tree)])
+        for tree in (found[1], memory)
+    )
+    if kept != own:  # `jnp.where` would broadcast one shape to the other
+        said, wanted = (one_line(f"{form} of {shapes}") for form, shapes in (kept, own))
         raise ValueError(
-            "rule.finish: expected a memory like that of rule.memory "
-            f"({one_line(str(own))}), found {one_line(str(kept))}"
+            f"rule.finish: expected a memory like that of rule.memory ({wanted}), found {said}"
         )
-    return found
+    return found[0], jax.tree.map(lambda a, old: jnp.asarray(a, old.dtype), found[1], memory)
 
 
 def check_functions(task: Task, *parts: Batch) -> None:

@@ -185,7 +185,6 @@ def _client_part(
         cc_local = build_local(task, rule.local(own, optimiser), batch_size, unit, normalise)
         end = cc_local(rule.begin(own), client, slot.work, key)
         upload, memory = check_finished(rule.finish(own, end), own.memory)
-        memory = jax.tree.map(lambda a, old: jnp.asarray(a, old.dtype), memory, own.memory)
         counted = (end.info.steps > 0) & tree_util.all_finite((upload, memory))
         memory = tree_util.select(counted, memory, own.memory)
         once, apart = ((), upload) if combine.stacked else (upload, ())

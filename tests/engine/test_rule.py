@@ -190,10 +190,12 @@ def test_a_state_of_another_rule_or_of_other_clients_is_refused():
     (lambda visit, end: end.upload, "a pair, upload and memory, found dict"),
     (lambda visit, end: (end.upload, (), 0), "a pair, upload and memory, found 3 of them"),
     (lambda visit, end: (end.upload, end.upload), "a memory like that of rule.memory (..."),
+    (lambda visit, end: (end.upload, jnp.zeros(3)), "...(PyTreeDef(*) of [()]), found ...[(3,)]"),
 ])  # fmt: skip
 def test_a_finish_that_gives_something_else_is_refused(finish, found):
     """As that of a rule without a memory, which returns it all the same."""
-    made = ccfl.simulation(task(), ccfl.cc_fedavg(), RATE, rule=ccfl.Rule(finish=finish))
-    state, schedule = made.init(jax.random.key(0), 1), ccfl.random_schedule(0, 1, N, max_delay=0)
+    rule = ccfl.Rule(memory=lambda params: 0.0, finish=finish)
+    made = ccfl.simulation(task(), ccfl.cc_fedavg(), RATE, rule=rule)
+    state, schedule = made.init(jax.random.key(0), 1, N), ccfl.random_schedule(0, 1, N, max_delay=0)
     message = f"rule.finish: expected {found}"
     refused(message, ccfl.run_rounds, made.round, state, schedule, data())
