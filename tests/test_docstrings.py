@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.ipc
 import pytest
 from corpus import write
+from public_names import MODULES, public
 from small_runs import main
 
 import ccfl_jax as ccfl
@@ -22,22 +23,14 @@ PREPARED_ELSEWHERE = ccfl.data.load_tfds  # its files take TFDS and seconds to m
 IMPORTED = {"ccfl": ccfl, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
 
 
-def public():
+def every():
     """Name -> every function and class of the public modules, each once."""
-    rooms = [getattr(ccfl, name) for name in ccfl.__all__]
-    modules = [ccfl, *filter(inspect.ismodule, rooms), ccfl.models, ccfl.data]
     found = {}
-    for module in modules:
-        own = [name for name, one in vars(module).items() if _is_own(name, one, module)]
-        for name in getattr(module, "__all__", own):
-            one = getattr(module, name)
+    for module in (ccfl, *MODULES):
+        for name, one in public(module).items():
             if (inspect.isfunction(one) or inspect.isclass(one)) and one is not PREPARED_ELSEWHERE:
                 found.setdefault(one, f"{module.__name__.rpartition('.')[2]}.{name}")
     return {name: one for one, name in found.items()}
-
-
-def _is_own(name, one, module):
-    return not name.startswith("_") and getattr(one, "__module__", None) == module.__name__
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +58,10 @@ def save_to_disk(folder):
         (folder / part / "state.json").write_text(json.dumps(state))
 
 
-@pytest.mark.parametrize("name", public())
+@pytest.mark.parametrize("name", every())
 def test_examples_run(name, files, monkeypatch):
     monkeypatch.chdir(files)
-    (found,) = doctest.DocTestFinder(recurse=False).find(public()[name], name, globs=IMPORTED)
+    (found,) = doctest.DocTestFinder(recurse=False).find(every()[name], name, globs=IMPORTED)
     assert any(example.want for example in found.examples), "no example that shows a result"
     said = []
     doctest.DocTestRunner().run(found, out=said.append)
@@ -82,7 +75,7 @@ def test_an_example_that_is_wrong_fails():
 
 
 def test_all_rooms_are_looked_at():
-    names = {*public()}
+    names = {*every()}
     assert {f"systems.{name}" for name in ccfl.systems.__all__} <= names
     assert {
         "ccfl_jax.train",

@@ -1,32 +1,15 @@
 """The site's reference has every public name once, and no other."""
 
 import importlib
-import inspect
 import re
 from collections import Counter
 from pathlib import Path
 
+from public_names import MODULES, public
+
 import ccfl_jax as ccfl
-import ccfl_jax.models
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
-MODULES = [
-    *(one for one in (getattr(ccfl, name) for name in ccfl.__all__) if inspect.ismodule(one)),
-    ccfl_jax.models,
-    ccfl_jax.data,
-]
-
-
-def public(module):
-    """Name -> object: of its `__all__`, else the functions and classes that it defines."""
-    if names := getattr(module, "__all__", None):
-        found = {name: getattr(module, name) for name in names}
-        return {name: one for name, one in found.items() if not inspect.ismodule(one)}
-    return {
-        name: one
-        for name, one in vars(module).items()
-        if not name.startswith("_") and getattr(one, "__module__", None) == module.__name__
-    }
 
 
 def members(module):
