@@ -30,7 +30,6 @@ _POINTS = 0, 2**-0.5, -(2**-0.5), 2**0.5, -(2**0.5)
 _PLAIN = (((2,), (1,)), ((0,), (0,)))
 _TURNED = (((2,), (2,)), ((0,), (0,)))
 _OVER_TILES = (((1,), (1,)), ((0,), (0,)))
-Edges = tuple[tuple[int, int], tuple[int, int]]
 
 
 def _evaluation(coefficients):
