@@ -68,18 +68,19 @@ def add_up(
     Slots advance in groups of `lanes` on each device, so no more uploads exist at a time.
     `visit(state, data, slot) -> (upload, Report)`, of one slot.
     """
+    devices = 1 if mesh is None else mesh.size
+    spread = partial(jax.shard_map, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    # Slots bring their memories: read within the loop, XLA would copy all of them in every round.
+    world = (state._replace(clients=()), data)
     if lanes is None:
-        devices = 1 if mesh is None else mesh.size
-        parameters = optax.tree.size(state.params)
-        one = partial(visit, state, data), jax.tree.map(lambda a: a[0], slots)
-        recurrent = partial(load_balancing.is_recurrent, *one)
-        shape = parameters, len(steps), devices
+        # Seen as each device sees it below, so that JAX traces it once.
+        one, first = spread(visit) if devices > 1 else visit, jax.tree.map(lambda a: a[0], slots)
+        recurrent = partial(load_balancing.is_recurrent, one, *world, first)
+        shape = optax.tree.size(state.params), len(steps), devices
         lanes = load_balancing.lanes(jax.default_backend(), *shape, recurrent)
     groups, costs = load_balancing.groups(steps, min(lanes, len(steps)))
-    # Slots bring their memories: read within the loop, XLA would copy all of them in every round.
-    world = (groups, slots, state._replace(clients=()), data)
-    run_groups = partial(_run_groups, visit)
-    if mesh is None or mesh.size == 1:
+    world, run_groups = (groups, slots, *world), partial(_run_groups, visit)
+    if mesh is None or devices == 1:
         return run_groups(jnp.arange(len(groups)), len(groups), *world)
     axis = mesh.axis_names[0]
     plan, numbers = load_balancing.longest_first(costs, mesh.shape[axis])
@@ -90,8 +91,7 @@ def add_up(
         # One device reports a slot, the others zeros.
         return jax.tree.map(lambda a: jax.lax.psum(a, axis).astype(a.dtype), own)
 
-    spread = jax.shard_map(on_device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    return spread(plan, numbers, *world)
+    return spread(on_device)(plan, numbers, *world)
 
 
 def _run_groups(

@@ -41,3 +41,12 @@ def test_any_clients_on_any_devices(slots, devices, lanes):
     states, infos = problems.run_pieces(round_fn, state, pieces)
     problems.assert_trees_close((states[-1], infos), (alone, first_slots(info, slots)))
     assert len(traces) == 1
+
+
+def test_a_visit_is_traced_once():
+    """Also where the default of lanes looks at it."""
+    traces, mesh = [], problems.mesh_of(2)
+    rule = ccfl.Rule(begin=lambda visit: traces.append(1) or visit.start)
+    state, data = jax.device_put((START, DATA), NamedSharding(mesh, PartitionSpec()))
+    ccfl.run_rounds(simulation(rule=rule, mesh=mesh).round, state, SCHEDULE.rounds(0, 1), data)
+    assert len(traces) == 1
