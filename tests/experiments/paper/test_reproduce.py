@@ -17,11 +17,15 @@ SHORT += ["--local_epochs=1", "--devices=4", "--compilation_cache=off"]
 # Those on files of their own data; the others learn digits, by the same few programs.
 OWN_DATA = {
     "table3_cifar100": ["--model=logistic"],
-    # One local rate, fewer trials, and those of half as much work: it has 5 million parameters.
+    # One local rate, and trials of half as much work: it has 5 million parameters.
     "table3_stackoverflow": ["--local_lr=20", "--max_delay=1", "--rounds=2", "--eval_every=1"],
 }
 DIGITS = ["--dataset=digits", "--model=logistic", "--alpha=1", "--max_delay=2", "--randomness=1"]
 FAST = "fig3_gamma"  # it varies a number, here two values of it for two methods
+FEWER = {
+    FAST: {"methods": ["cc_fedsgd", "cc_fedams"], "vary": {"b2": [0.5, 0.99]}},
+    "table3_stackoverflow": {"methods": ["cc_fedsgd", "cc_fedadagrad", "cc_fedadam"]},
+}
 EVERY = [pytest.param(n, marks=pytest.mark.slow if n != FAST else []) for n in presets.names()]
 
 
@@ -48,8 +52,7 @@ def run(request, tmp_path_factory):
     base, done, plain = tmp_path_factory.mktemp("out"), {}, presets.preset
 
     def preset(name, flags):
-        own = {"methods": ["cc_fedsgd", "cc_fedams"], "vary": {"b2": [0.5, 0.99]}}
-        return plain(name, flags)._replace(**(own if name == FAST else {}))
+        return plain(name, flags)._replace(**FEWER.get(name, {}))
 
     def once(name, *more):
         if name in done and not more:

@@ -162,7 +162,7 @@ def test_two_processes_cannot_write_one_run(straight, refuses, how):
     assert rows_of(straight[0]) == straight[1]
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_moment_ends_as_the_unbroken_one(tmp_path, capfd, kills):
     """Killed while it starts, computes and saves; every start resumes from the last checkpoint."""
     whole, folder, draw = tmp_path / "whole", tmp_path / "run", random.Random(kills)
