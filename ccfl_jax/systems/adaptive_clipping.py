@@ -66,7 +66,8 @@ def dp_fedavg_adaptive(
         quantile: gamma, in [0, 1].
         rate: eta_C, at least 0.
         first_clip: C^0, above 0.
-        count_noise: sigma_b, above z / 2; by default m / 20, the paper's advice; 0 without noise.
+        count_noise: sigma_b, above z / 2; by default m / 20, the paper's advice, but z at least,
+            as a small m needs: the model's noise is then 1.15 z. 0 without noise.
         rule: what clients do besides; by default Algorithm 3.
 
     Returns:
@@ -92,8 +93,9 @@ def dp_fedavg_adaptive(
     check_number("noise_multiplier", noise_multiplier)
     quantile, rate = check_known("quantile", quantile, most=1), check_known("rate", rate)
     first_clip = check_known("first_clip", first_clip, above=True)
-    aggregate = mean(over=uploads)
-    sigma = (uploads / 20 if noise_multiplier else 0.0) if count_noise is None else count_noise
+    check_number("uploads", uploads, above=True)
+    aggregate, least = mean(over=uploads), uploads / 20 if noise_multiplier else 0.0
+    sigma = max(least, noise_multiplier) if count_noise is None else count_noise
     check_number("count_noise", sigma)
     model_noise = _model_noise(noise_multiplier, sigma)
 

@@ -23,7 +23,7 @@ from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.aggregators import mean
 from ccfl_jax.algorithm.terms import sending
 from ccfl_jax.algorithm.types import Aggregate, Params, Rule
-from ccfl_jax.checks import check_kind, check_known, check_whole
+from ccfl_jax.checks import check_kind, check_known, check_number, check_whole
 from ccfl_jax.systems.draws import key_of, noised, normal_like
 
 Scalar = float | jax.Array
@@ -228,6 +228,7 @@ def _clipping(
     """Clipped uploads, their mean over a fixed number, and the noise of a node or a round."""
     clip = check_known("clip", clip, above=True)
     noise_multiplier = check_known("noise_multiplier", noise_multiplier)
+    check_number("uploads", uploads, above=True)
 
     def limit(updates: Params, params: Params | None) -> Params:
         del params

@@ -52,7 +52,7 @@ METHODS = {
     "centred_clipping": lambda: of(aggregate=systems.centred_clipping(1.0)),
     "ditto": lambda: (lambda two, rule: of(rule, problem=two))(*systems.ditto(SHORT)),
     "dp_fedavg": lambda: private(*systems.dp_fedavg(0.5, 1.0, 4)),
-    "dp_fedavg_adaptive": lambda: private(*systems.dp_fedavg_adaptive(1.0, 4, count_noise=1.0)),
+    "dp_fedavg_adaptive": lambda: private(*systems.dp_fedavg_adaptive(1.0, 4)),
     "dp_ftrl": lambda: private(*systems.dp_ftrl(0.5, 1.0, 4, 3)),
     "fadas": lambda: of(server=systems.fadas(0.1)),
     "fedadagrad": lambda: of(server=systems.fedadagrad(0.1)),

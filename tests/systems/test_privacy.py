@@ -136,18 +136,20 @@ def test_prefix_sums_have_the_noise_of_a_tree():
     assert np.isnan(out["x"]).all()
 
 
-def test_noise_of_an_adaptive_clip():
-    z, m = 0.8, 10
+@pytest.mark.parametrize(("m", "sigma"), [(40, 2.0), (10, 0.8)], ids=["m / 20", "z"])
+def test_noise_of_an_adaptive_clip(m, sigma):
+    """Both noises together are worth z, of few uploads too."""
+    z = 0.8
     _, _, noise = systems.dp_fedavg_adaptive(z, m, rate=0.2, first_clip=0.3)
     zero = {"x": jnp.zeros(MANY)}
     state = noise.init(zero)
     out, _ = noise.update(zero, state, key=KEY)
-    apart = (z**-2 - (2 * m / 20) ** -2) ** -0.5
+    apart = (z**-2 - (2 * sigma) ** -2) ** -0.5
     check_std(np.asarray(out["x"], float), 0.3 * apart / m)
     few = {"x": jnp.zeros(1)}
     keys = jax.random.split(KEY, MANY)
     clips = jax.vmap(lambda key: noise.update(few, state, key=key)[1].clip)(keys)
-    check_std(np.log(np.asarray(clips, float) / 0.3), 0.2 * (m / 20) / m)
+    check_std(np.log(np.asarray(clips, float) / 0.3), 0.2 * sigma / m)
     assert np.isnan(systems.adaptive_clip(ccfl.cc_fedavg().init(few)))
 
 
@@ -156,13 +158,14 @@ def test_private_methods_refuse_what_they_cannot_do():
     refused(
         "noise_multiplier: expected a finite number >= 0, found -1", systems.dp_ftrl, 1, -1, 4, 5
     )
-    refused("over: expected a finite number > 0, found 0", systems.dp_fedavg, 1, 1, 0)
+    for method, found in (((systems.dp_fedavg, 1), 0), ((systems.dp_fedavg_adaptive,), None)):
+        refused(f"uploads: expected a finite number > 0, found {found}", *method, 1, found)
     refused("rounds: expected an integer from 1 to 2147483646, found 0", systems.tree_noise, 1, 0)
     refused("std: expected a finite number >= 0, found nan", systems.gaussian_noise, float("nan"))
     adaptive = systems.dp_fedavg_adaptive
     refused("quantile: expected a finite number >= 0 and <= 1, found 2", adaptive, 1, 40, 2)
     message = "count_noise: expected more than noise_multiplier / 2 = 0.5, found 0.5"
-    refused(message, adaptive, 1, 10)
+    refused(message, adaptive, 1, 10, count_noise=0.5)
     refused("rule: expected a ccfl.Rule or None, found 3", adaptive, 0, 10, rule=3)
     refused("rule: expected a ccfl.Rule or None, found 3", systems.dp_fedavg, 1, 1, 4, rule=3)
 
