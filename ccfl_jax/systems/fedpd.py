@@ -33,7 +33,8 @@ def fedpd(step: float | jax.Array, skip: float = 0.0, seed: int = 0) -> Rule:
 
     Then x is the mean of all n clients' x_{0,i}; or, with probability `skip`, every client goes on
     from its own. The paper has all clients in every round: with others absent, their last copies
-    stay in the mean. With `normalise="none"` and the server `cc_fedavg()`.
+    stay in the mean, and after a skipped round a client goes on from its last copy, however old;
+    a stale one as it was when its work began. With `normalise="none"` and the server `cc_fedavg()`.
 
     Args:
         step: s, above 0 (the paper's eta).
@@ -61,7 +62,8 @@ def fedpd(step: float | jax.Array, skip: float = 0.0, seed: int = 0) -> Rule:
         return jax.random.uniform(key, dtype=jnp.float32) < skip  # the same with 64 bits
 
     def begin(visit: Visit) -> Params:
-        own = (visit.round > 0) & alone(visit.round - 1)
+        since = visit.round - visit.staleness  # when it downloaded, and went on from its own or not
+        own = (since > 0) & alone(since - 1)
         return tree_util.select(own, visit.memory.copy, visit.start)
 
     def local(visit: Visit, optimiser: Any) -> optax.GradientTransformation:

@@ -82,6 +82,7 @@ def test_fednova_of_equal_shares_is_cc_fedsgd_at_tau_eff():
     np.testing.assert_allclose(nova.params["x"], sgd.params["x"], rtol=1e-6)
 
 
+@pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize(
     ("weight", "of"),
     [
@@ -90,17 +91,17 @@ def test_fednova_of_equal_shares_is_cc_fedsgd_at_tau_eff():
         (terms.hinge(10.0, 1.0), lambda s: 1.0 if s <= 1 else 1 / (10 * (s - 1) + 1)),
     ],
 )
-def test_fedasync(weight, of):
+def test_fedasync(weight, of, slots):
+    """Of one upload a round, and of buffers: each model is mixed into x_t, and the results' mean
+    is the next."""
     schedule = busy()
-    alone = schedule.present & (np.arange(4) == 3)  # one upload a round
-    schedule = schedule.replace(present=alone)
+    schedule = schedule.replace(present=schedule.present & (np.arange(4) >= 4 - slots))
 
     def visit(t, xs, i, s, k, last):
         return 0.6 * of(s), descend(xs[t - s], k, lambda y: grad(i, y))
 
     def step(t, x, uploads, who):
-        ((alpha, y),) = uploads
-        return (1 - alpha) * x + alpha * y
+        return np.mean([(1 - alpha) * x + alpha * y for alpha, y in uploads], axis=0)
 
     xs = twin(schedule, visit, step)
     both_precisions(schedule, xs, ccfl.cc_fedavg(), rule=systems.fedasync(0.6, weight))
