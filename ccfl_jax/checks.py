@@ -50,27 +50,43 @@ def check_work(local_work: int, randomness: float) -> int:
 
 
 def check_number(
-    name: str, value: float, least: float = 0.0, most: float = math.inf, above: bool = False
+    name: str,
+    value: float,
+    least: float = 0.0,
+    most: float = math.inf,
+    above: bool = False,
+    below: bool = False,
 ) -> None:
-    """Raises ValueError unless `value` is finite, in [least, most] or, `above`, (least, most]."""
+    """Raises ValueError unless `value` is finite and in [least, most]; `above`, it is more than
+    `least`; `below`, less than `most`."""
     real = isinstance(value, Real) and not isinstance(value, bool)
-    if real and math.isfinite(value) and least <= value <= most and not (above and value == least):
+    inside = real and math.isfinite(value) and least <= value <= most
+    if inside and not (above and value == least) and not (below and value == most):
         return
     bounds = (f" {'>' if above else '>='} {least:g}" if least > -math.inf else "") + (
-        f" and <= {most:g}" if most < math.inf else ""
+        f" and {'<' if below else '<='} {most:g}" if most < math.inf else ""
     )
     raise ValueError(f"{name}: expected a finite number{bounds}, found {value!r}")
 
 
 def check_known(
-    name: str, value: Any, least: float = 0.0, most: float = math.inf, above: bool = False
+    name: str,
+    value: Any,
+    least: float = 0.0,
+    most: float = math.inf,
+    above: bool = False,
+    below: bool = False,
 ) -> Any:
     """The number, as Python's where it is NumPy's; ValueError as `check_number`, unless it is an
     argument of a program, which is not known yet."""
     if isinstance(value, Tracer):
         return value
-    number = value.item() if isinstance(value, jax.Array) and not value.ndim else plain(value)
-    check_number(name, number, least, most, above)
+    number = (
+        value.item()
+        if isinstance(value, jax.Array | np.ndarray) and not value.ndim
+        else plain(value)
+    )
+    check_number(name, number, least, most, above, below)
     return plain(value)
 
 

@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.core import Tracer
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Params
-from ccfl_jax.checks import plain
+from ccfl_jax.checks import check_known
 
 Scalar = float | jax.Array
 _LEAST = 1.2e-38  # XLA flushes smaller float32 numbers to 0
@@ -100,7 +99,7 @@ def scale_by_cc_adam(
         >>> print(update, state.nu_hat)  # a quarter of delta**2
         [ 1.  -1.5] [0.0625 0.5625]
     """
-    b2 = _checked("b2", b2, below=1.0)
+    b2 = check_known("b2", b2, most=1, below=True)
 
     def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
         return nu, jax.tree.map(lambda d, h: _ema(d**2, h, b2), delta, nu_hat)
@@ -133,7 +132,7 @@ def scale_by_cc_ams(
         >>> print(state.nu, state.nu_hat)  # the average falls, its largest value stays
         [0.046875 0.421875] [0.0625 0.5625]
     """
-    b2 = _checked("b2", b2, below=1.0)
+    b2 = check_known("b2", b2, most=1, below=True)
 
     def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
         nu = jax.tree.map(lambda d, n: _ema(d**2, n, b2), delta, nu)
@@ -169,7 +168,7 @@ def cc_fedsgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransforma
         >>> print(update)
         [-1.  4.]
     """
-    return _scale_by_learning_rate(learning_rate)
+    return scale_by_learning_rate(learning_rate)
 
 
 def cc_fedavgm(
@@ -188,7 +187,7 @@ def cc_fedavgm(
         >>> print(update)  # -(0.5 + 0.5 * 0.5) of it
         [-0.75  3.  ]
     """
-    b1 = _checked("b1", b1, below=1.0)
+    b1 = check_known("b1", b1, most=1, below=True)
 
     def init(params: Params) -> optax.TraceState:
         return optax.TraceState(trace=_full_like(params, 0.0))
@@ -201,7 +200,7 @@ def cc_fedavgm(
         return mu, optax.TraceState(trace=mu)
 
     momentum = optax.GradientTransformation(init, update)
-    return optax.chain(momentum, _scale_by_learning_rate(learning_rate))
+    return optax.chain(momentum, scale_by_learning_rate(learning_rate))
 
 
 def cc_fedadagrad(
@@ -221,7 +220,7 @@ def cc_fedadagrad(
         [-0.25   0.375]
     """
     return optax.chain(
-        scale_by_cc_adagrad(b1, eps, initial_accumulator), _scale_by_learning_rate(learning_rate)
+        scale_by_cc_adagrad(b1, eps, initial_accumulator), scale_by_learning_rate(learning_rate)
     )
 
 
@@ -243,7 +242,7 @@ def cc_fedadam(
         [-0.5   0.75]
     """
     return optax.chain(
-        scale_by_cc_adam(b1, b2, eps, initial_accumulator), _scale_by_learning_rate(learning_rate)
+        scale_by_cc_adam(b1, b2, eps, initial_accumulator), scale_by_learning_rate(learning_rate)
     )
 
 
@@ -265,7 +264,7 @@ def cc_fedams(
         [-0.5   0.75]
     """
     return optax.chain(
-        scale_by_cc_ams(b1, b2, eps, initial_accumulator), _scale_by_learning_rate(learning_rate)
+        scale_by_cc_ams(b1, b2, eps, initial_accumulator), scale_by_learning_rate(learning_rate)
     )
 
 
@@ -297,9 +296,9 @@ def scale_by_accumulator(
     keep_nu: bool = False,
 ) -> optax.GradientTransformation:
     """What the rules share; `accumulate(delta, nu, nu_hat) -> (nu, nu_hat)` tells them apart."""
-    b1 = _checked("b1", b1, below=1.0)
-    eps = _checked("eps", eps)
-    initial_accumulator = _checked("initial_accumulator", initial_accumulator)
+    b1 = check_known("b1", b1, most=1, below=True)
+    eps = check_known("eps", eps)
+    initial_accumulator = check_known("initial_accumulator", initial_accumulator)
     known = not _traced(eps) and not _traced(initial_accumulator)
     if known and max(eps, initial_accumulator) < _LEAST:
         raise ValueError(
@@ -338,20 +337,13 @@ def _full_like(params: Params, value: Scalar) -> Params:
     )
 
 
-def _scale_by_learning_rate(
+def scale_by_learning_rate(
     learning_rate: optax.ScalarOrSchedule,
 ) -> optax.GradientTransformation:
+    """optax's, of a schedule or a rate that is not negative."""
     if not callable(learning_rate):
-        learning_rate = _checked("learning_rate", learning_rate)
+        learning_rate = check_known("learning_rate", learning_rate)
     return optax.scale_by_learning_rate(learning_rate)
-
-
-def _checked(name: str, value: Scalar, below: float = float("inf")) -> Scalar:
-    """The number; ValueError for a concrete one outside [0, below), traced ones are not known."""
-    is_bool = isinstance(value, bool | np.bool_)
-    if is_bool or (not _traced(value) and not 0.0 <= float(value) < below):
-        raise ValueError(f"{name}: expected 0 <= {name} < {below}, found {value}")
-    return plain(value)
 
 
 def _traced(value: Scalar) -> bool:

@@ -95,6 +95,9 @@ def told(term: Callable[[Visit], optax.GradientTransformation], rule: Rule | Non
         term: `term(visit) -> optax transformation` of the gradient.
         rule: what is done besides; by default Algorithm 3.
 
+    Raises:
+        ValueError: for a term that is no function.
+
     Examples:
         >>> rule = ccfl.terms.told(lambda visit: ccfl.terms.proximal(0.25 * visit.staleness))
         >>> x = jnp.zeros(2)
@@ -104,6 +107,7 @@ def told(term: Callable[[Visit], optax.GradientTransformation], rule: Rule | Non
         >>> print(update)
         [-0.75 -0.75]
     """
+    check_kind("term", term, Callable, "a function of a visit")
     rule = _own(rule)
 
     def local(visit: Visit, optimiser: Any) -> Any:
@@ -173,6 +177,10 @@ def weighted(weight: Weight, rule: Rule | None = None, divide: bool = True) -> R
         divide: False divides by the number of uploads instead, so a round of small weights takes a
             small step.
 
+    Raises:
+        ValueError: for a weight that is no function; when the round is traced, for a `rule` of
+            weighted uploads.
+
     Examples:
         >>> rule = ccfl.terms.weighted(ccfl.terms.by_samples)  # FedAvg's weights
         >>> x = jnp.zeros(2)
@@ -182,6 +190,7 @@ def weighted(weight: Weight, rule: Rule | None = None, divide: bool = True) -> R
         >>> print(upload.value, upload.weight)
         [120. 160.] 40.0
     """
+    check_kind("weight", weight, Callable, "a function, as terms.by_samples")
     rule = _own(rule)
 
     def finish(visit: Visit, end: End) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ccfl_jax.checks import check_number, check_whole, one_line
+from ccfl_jax.checks import check_kind, check_number, check_whole, one_line
 from ccfl_jax.schedules.schedule import Schedule
 
 
@@ -90,6 +90,7 @@ def epsilon_of_schedule(
         >>> round(ccfl.systems.epsilon_of_schedule(schedule, noise_multiplier=10.0, delta=1e-5), 1)
         2.0
     """
+    check_kind("schedule", schedule, Schedule, "a ccfl.Schedule")
     _check(noise_multiplier, delta)
     own = schedule.checked()
     working = own.working()
@@ -116,9 +117,7 @@ def _of_gaussian(square: float, noise_multiplier: float, delta: float) -> float:
 
 def _check(noise_multiplier: float, delta: float) -> None:
     check_number("noise_multiplier", noise_multiplier)
-    check_number("delta", delta, most=1, above=True)
-    if delta == 1:
-        raise ValueError(f"delta: expected a number > 0 and < 1, found {delta!r}")
+    check_number("delta", delta, most=1, above=True, below=True)
 
 
 def _dp_accounting() -> ModuleType:

@@ -153,6 +153,7 @@ def label_flip(data: FederatedData, attackers: Array, num_classes: int) -> Feder
         >>> print(poisoned.arrays["y"])
         [0 1 7 6]
     """
+    check_kind("data", data, FederatedData, "a ccfl.FederatedData")
     flags = np.asarray(_checked(attackers))
     if len(flags) != len(data):
         raise ValueError(f"attackers: expected {len(data)}, one a client, found {len(flags)}")

@@ -1,5 +1,6 @@
 """FedAsync (Xie et al., 2019, arXiv:1903.03934): the server mixes arriving models into its own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 
 from ccfl_jax.algorithm.terms import Weight, polynomial, weighted
 from ccfl_jax.algorithm.types import End, Rule, Visit
-from ccfl_jax.checks import check_known
+from ccfl_jax.checks import check_kind, check_known
 
 
 def fedasync(alpha: float | jax.Array = 0.6, staleness: Weight | None = None) -> Rule:
@@ -23,7 +24,7 @@ def fedasync(alpha: float | jax.Array = 0.6, staleness: Weight | None = None) ->
         staleness: w, by default `terms.polynomial(0.5)`; also `terms.constant()`, `terms.hinge()`.
 
     Raises:
-        ValueError: for an alpha outside its range.
+        ValueError: for an alpha outside its range, or a weight that is no function.
 
     Examples:
         >>> task = ccfl.classification_task(ccfl.models.Logistic(10), (60,), 10)
@@ -37,6 +38,7 @@ def fedasync(alpha: float | jax.Array = 0.6, staleness: Weight | None = None) ->
         [-0.25 -0.25]
     """
     alpha = check_known("alpha", alpha, most=1.0)
+    check_kind("staleness", staleness, Callable | None, "a weight, as terms.polynomial(0.5)")
     weight = polynomial(0.5) if staleness is None else staleness
 
     def finish(visit: Visit, end: End) -> tuple[Any, Any]:

@@ -59,4 +59,4 @@ def fedavgm(
         [-1.5  6. ]
     """
     learning_rate = check_known("learning_rate", learning_rate)
-    return optax.sgd(learning_rate, check_known("b1", b1, most=1.0), nesterov)
+    return optax.sgd(learning_rate, check_known("b1", b1, most=1, below=True), nesterov)

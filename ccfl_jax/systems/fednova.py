@@ -43,7 +43,7 @@ def fednova(momentum: float | jax.Array = 0.0, by_samples: bool = True) -> tuple
         ...     task, ccfl.cc_fedavg(), normalise="none", rule=rule, aggregate=aggregate
         ... )
     """
-    momentum = check_known("momentum", momentum, most=0.9999)
+    momentum = check_known("momentum", momentum, most=1, below=True)
 
     def finish(visit: Visit, end: End) -> tuple[tuple, Any]:
         steps = jnp.maximum(visit.steps, 1).astype(float)

@@ -14,6 +14,7 @@ from ccfl_jax.algorithm.server_optimizers import (
     cc_fedadam,
     cc_fedams,
     scale_by_accumulator,
+    scale_by_learning_rate,
 )
 from ccfl_jax.algorithm.types import Params
 from ccfl_jax.checks import check_known
@@ -41,6 +42,7 @@ def fedadagrad(
         >>> print(np.array(update).round(3))
         [-0.414  0.721]
     """
+    eps = check_known("eps", eps, above=True)
     return cc_fedadagrad(learning_rate, b1, eps, eps**2)
 
 
@@ -67,6 +69,7 @@ def fedadam(
         >>> print(np.array(update).round(3))
         [-0.431  0.728]
     """
+    eps = check_known("eps", eps, above=True)
     return cc_fedadam(learning_rate, b1, b2, eps, eps**2)
 
 
@@ -87,7 +90,7 @@ def fedyogi(
         >>> print(np.array(update).round(3))
         [-0.414  0.721]
     """
-    b2 = check_known("b2", b2, most=1.0)
+    b2, eps = check_known("b2", b2, most=1, below=True), check_known("eps", eps, above=True)
 
     def accumulate(delta: Params, nu: Params, nu_hat: Params) -> tuple[Params, Params]:
         def grown(d: jax.Array, h: jax.Array) -> jax.Array:
@@ -97,7 +100,7 @@ def fedyogi(
 
     return optax.chain(
         scale_by_accumulator(accumulate, b1, eps, eps**2),
-        optax.scale_by_learning_rate(learning_rate),
+        scale_by_learning_rate(learning_rate),
     )
 
 
@@ -123,5 +126,6 @@ def fedams(
         >>> print(np.array(update).round(3))
         [-1.  1.]
     """
+    eps = check_known("eps", eps, above=True)
     # v_hat_{-1} = eps is the floor that the max keeps.
     return cc_fedams(learning_rate, b1, b2, 0.0, eps)

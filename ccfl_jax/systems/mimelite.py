@@ -41,7 +41,7 @@ def mimelite(momentum: float | jax.Array = 0.9) -> tuple[Rule, Aggregate]:
         >>> jax.tree.map(jnp.shape, state.aggregate)  # m, which is sent with every model
         {'dense': {'bias': (10,), 'kernel': (60, 10)}}
     """
-    beta = check_known("momentum", momentum, most=1.0)
+    beta = check_known("momentum", momentum, most=1, below=True)
 
     def local(visit: Visit, optimiser: Any) -> optax.GradientTransformation:
         slope = jax.tree.map(lambda m: beta * m, visit.message)

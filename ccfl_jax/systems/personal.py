@@ -11,7 +11,7 @@ import optax
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.terms import told
 from ccfl_jax.algorithm.types import Batch, End, Params, Rule, Task, Visit
-from ccfl_jax.checks import check_known, check_whole
+from ccfl_jax.checks import check_kind, check_known, check_whole
 
 
 def personal(own: Callable[[str], bool]) -> Rule:
@@ -23,7 +23,8 @@ def personal(own: Callable[[str], bool]) -> Rule:
         own: `own(path) -> bool`, of a leaf's path, as `jax.tree_util.keystr` writes it.
 
     Raises:
-        ValueError: if no leaf of the model is its client's own (when a state is made).
+        ValueError: for what is no function; if no leaf of the model is its client's own (when a
+            state is made).
 
     Examples:
         >>> task = ccfl.classification_task(ccfl.models.MLP((8,)), (60,), 10)
@@ -33,6 +34,8 @@ def personal(own: Callable[[str], bool]) -> Rule:
         >>> [leaf.shape for leaf in state.clients]  # each client's own leaves
         [(30, 10), (30, 8, 10)]
     """
+
+    check_kind("own", own, Callable, "a function of a leaf's path")
 
     def kept(params: Params) -> list[jax.Array]:
         named, _ = jax.tree_util.tree_flatten_with_path(params)
@@ -103,6 +106,7 @@ def model_layers(task: Task) -> list[str]:
         >>> ccfl.systems.model_layers(task)
         ["['dense1']", "['dense2']"]
     """
+    check_kind("task", task, Task, "a ccfl.Task")
     traced, shapes = jax.make_jaxpr(task.init, return_shape=True)(jax.random.key(0))
     program = traced.jaxpr
     while len(program.eqns) == 1 and "jaxpr" in program.eqns[0].params:  # of jax.jit
@@ -234,6 +238,7 @@ def ditto(task: Task, weight: float | jax.Array = 0.1) -> tuple[Task, Rule]:
 
 def _two(task: Task) -> Task:
     """The task of two models."""
+    check_kind("task", task, Task, "a ccfl.Task")
 
     def init(key: jax.Array) -> Both:
         first = task.init(key)

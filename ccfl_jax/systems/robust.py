@@ -72,9 +72,7 @@ def trimmed_mean(share: float | jax.Array = 0.2) -> Aggregate:
         >>> print(delta)
         [3.]
     """
-    share = check_known("share", share, 0.0, 0.5)
-    if isinstance(share, float | int) and share >= 0.5:
-        raise ValueError(f"share: expected a number >= 0 and < 0.5, found {share!r}")
+    share = check_known("share", share, 0.0, 0.5, below=True)
 
     def of(uploads: Params, counted: jax.Array) -> Params:
         count = counted.sum(dtype=jnp.int32)

@@ -49,7 +49,7 @@ def slowmo(
         >>> print(update, state.u)  # u is measured in gradients: delta / local_lr
         [-1.  4.] [  4. -16.]
     """
-    b1 = check_known("b1", b1, most=1.0)
+    b1 = check_known("b1", b1, most=1, below=True)
     learning_rate = check_known("learning_rate", learning_rate)
     if not callable(local_lr):
         local_lr = check_known("local_lr", local_lr, above=True)

@@ -57,7 +57,7 @@ def hinge(
 
 def sgd(local_lr: float | Array, momentum: float) -> Any:
     """The rate alone, for which a task may have its own step, unless there is momentum."""
-    check_known("momentum", momentum, most=1.0)
+    check_known("momentum", momentum, most=1, below=True)
     return optax.sgd(local_lr, momentum) if momentum else local_lr
 
 

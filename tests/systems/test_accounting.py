@@ -119,9 +119,10 @@ def test_accounting_refuses_what_it_cannot_do(monkeypatch):
     noise = "noise_multiplier: expected a finite number >= 0, found -1"
     refused(noise, sampling, 0.5, 1, -1, DELTA)
     refused(noise, systems.epsilon_of_schedule, once, -1, DELTA)
-    message = "delta: expected a finite number > 0 and <= 1, found 0"
+    refused("schedule: expected a ccfl.Schedule, found 3", systems.epsilon_of_schedule, 3, 1, DELTA)
+    message = "delta: expected a finite number > 0 and < 1, found 0"
     refused(message, systems.epsilon_of_schedule, once, 1, 0)
-    refused("delta: expected a number > 0 and < 1, found 1", sampling, 0.5, 1, 1, 1)
+    refused("delta: expected a finite number > 0 and < 1, found 1", sampling, 0.5, 1, 1, 1)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     message = "dp_accounting: expected its package (pip install 'ccfl_jax[privacy]'), found ..."
     refused(message, sampling, 0.5, 1, 1, DELTA, kind=ImportError)

@@ -193,6 +193,7 @@ def test_labels_that_cannot_be_flipped_are_refused():
     x, y = np.zeros((4, 2), "f"), np.array([0, 1, 2, 2])
     data = ccfl.FederatedData.from_indices({"x": x, "y": y}, [[0, 1], [1, 2]])
     flags = np.array([True, False])
+    refused("data: expected a ccfl.FederatedData, found 3", systems.label_flip, 3, flags, 3)
     message = "attackers: expected 2, one a client, found 9"
     refused(message, systems.label_flip, data, ATTACKERS, 3)
     message = "attackers: expected rows of their own, found 1 that honest clients have too (row 1)"

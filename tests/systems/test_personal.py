@@ -140,6 +140,9 @@ def test_what_has_no_own_leaf_or_a_negative_weight_is_refused():
     message = "own: expected one of ['body'], ['head'] at least, found none"
     refused(message, simulation.init, jax.random.key(0), 1, N)
     refused("weight: expected a finite number >= 0, found -1.0", systems.ditto, task(), -1.0)
+    refused("own: expected a function of a leaf's path, found 'head'", systems.personal, "head")
+    for method in (systems.ditto, systems.fedper, systems.lg_fedavg, systems.model_layers):
+        refused("task: expected a ccfl.Task, found 3", method, 3)
 
 
 @pytest.mark.parametrize("jitted", [False, True])

@@ -220,9 +220,9 @@ def test_a_share_of_a_whole_number_is_whole():
 
 def test_arguments_out_of_range_are_refused():
     refused(
-        "share: expected a finite number >= 0 and <= 0.5, found -0.1", systems.trimmed_mean, -0.1
+        "share: expected a finite number >= 0 and < 0.5, found -0.1", systems.trimmed_mean, -0.1
     )
-    refused("share: expected a number >= 0 and < 0.5, found 0.5", systems.trimmed_mean, 0.5)
+    refused("share: expected a finite number >= 0 and < 0.5, found 0.5", systems.trimmed_mean, 0.5)
     refused("byzantine: expected an integer >= 0, found -1", systems.krum, -1)
     refused("chosen: expected an integer >= 1, found 0", systems.krum, 1, 0)
     refused("byzantine: expected an integer >= 0, found 1.0", systems.bulyan, 1.0)

@@ -128,8 +128,15 @@ def test_servers_of_optax_reach_the_mean_problems_optimum(name):
 
 
 def test_servers_refuse_numbers_outside_their_range():
-    refused("b2: expected a finite number >= 0 and <= 1, found 2", systems.fedyogi, 0.1, b2=2)
-    refused("b1: expected a finite number >= 0 and <= 1, found 1.5", systems.fedavgm, 1, 1.5)
+    share = "expected a finite number >= 0 and < 1, found"
+    refused(f"b2: {share} 1", systems.fedyogi, 0.1, b2=1)
+    for server in (systems.fedavgm, lambda rate, b1: systems.slowmo(rate, 0.1, b1)):
+        refused(f"b1: {share} 1.0", server, 1, 1.0)
+    for rule in (systems.fednova, systems.mimelite):
+        refused(f"momentum: {share} 1", rule, 1)
+    for server in (systems.fedadagrad, systems.fedadam, systems.fedyogi, systems.fedams):
+        refused("learning_rate: expected a finite number >= 0, found nan", server, np.nan)
+        refused("eps: expected a finite number >..., found None", server, 1, eps=None)
     refused("local_lr: expected a finite number > 0, found 0", systems.slowmo, 1, 0)
     refused("threshold: expected an integer >= 1, found 0", systems.fadas, 0.1, 0)
 

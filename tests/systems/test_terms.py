@@ -119,6 +119,10 @@ def test_pieces_refuse_what_they_cannot_do():
     refused("power: expected a finite number >= 0, found nan", terms.polynomial, float("nan"))
     refused("slope: expected a finite number >= 0, found -2", terms.hinge, -2)
     refused("rule: expected a ccfl.Rule or None, found ...", terms.weighted, terms.by_samples, 3)
+    refused("weight: expected a function, as terms.by_samples, found 0.5", terms.weighted, 0.5)
+    refused("term: expected a function of a visit, found GradientTr...", terms.told, optax.sgd(1))
+    message = "staleness: expected a weight, as terms.polynomial(0.5), found 0.5"
+    refused(message, systems.fedasync, 0.6, 0.5)
     refused("transform: expected an optax transformation of uploads, found 3", terms.sending, 3)
     by_size = terms.weighted(terms.by_samples)
     sent = terms.sending(optax.identity(), by_size)
