@@ -160,7 +160,8 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
     task, mesh = group.task_data.task, group.task_data.mesh
     # Repeated here and not in every piece: the states then stay on their devices.
     places = np.minimum(np.arange(len(configs) + -len(configs) % mesh.size), len(configs) - 1)
-    numbers, filled = _numbers(configs), _numbers([configs[k] for k in places])
+    numbers = _numbers(configs)
+    floors = method.floor(group.config, _numbers([configs[k] for k in places]))
     alike = len({data_settings(config) for config in configs}) == 1
     schedules = [group.schedule(config) for config in (configs[:1] if alike else configs)]
     dealt = [*map(group.task_data.dealt, configs[:1] if alike else configs)]
@@ -186,7 +187,7 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
 
     def evaluate(states: ccfl.State) -> list[tuple[dict[str, float], dict[str, float]]]:
         found, done = [], int(np.asarray(states.round).max())
-        for k, (test, further) in enumerate(_scores(group.task_data, filled, states)):
+        for k, (test, further) in enumerate(_scores(group.task_data, floors, states)):
             if k < len(configs):
                 further |= theirs(k, states)
                 own = schedules[k if len(schedules) > 1 else 0].rounds(0, done)
@@ -199,14 +200,14 @@ def program(group: Group, configs: Sequence[Config]) -> Program:
 
 
 def _scores(
-    data: TaskData, numbers: method.Numbers, states: ccfl.State
+    data: TaskData, floors: np.ndarray, states: ccfl.State
 ) -> list[tuple[dict[str, float], dict[str, float]]]:
     """For each trial its scores on the test set, and the further columns of its row."""
     found = [
         ccfl.evaluate_trials(data.task, states.params, own, mesh=data.mesh) for own in data.scored
     ]
     every = []
-    for k, share in enumerate(parts.adaptive_shares(numbers, states).tolist()):
+    for k, share in enumerate(parts.adaptive_shares(states.server, floors).tolist()):
         test, *held = ({name: float(a[k]) for name, a in own.items()} for own in found)
         every.append((test, parts.further(held, share)))
     return every

@@ -221,6 +221,13 @@ def server(config: Config, numbers: Numbers) -> optax.GradientTransformation:
     return function(numbers["server_lr"], **hyperparameters)
 
 
+def floor(config: Config, numbers: Numbers) -> Any:
+    """Where the root of the server's accumulator is above it the server adapts: eps, or of FedAMS,
+    which has it within the root, its root; 0 without one."""
+    eps = numbers["eps"] if "eps" in numbers else 0 * numbers["server_lr"]
+    return np.sqrt(eps) if config.server == "fedams" else eps
+
+
 def _chain(upload: list[Callable]) -> optax.GradientTransformation | None:
     """Transformations of an upload, one after the other; its bytes are those of the last."""
     parts = [build() for build in upload]

@@ -282,10 +282,6 @@ def further(held: list[dict[str, float]], share: float) -> dict[str, float]:
     return {**scores, "adaptive_share": share}
 
 
-@jax.jit
-def adaptive_share(numbers: Numbers, state: ccfl.State) -> jax.Array:
-    """`server_optimizers.adaptive_share` of a run's state; nan for a method without one."""
-    return servers.adaptive_share(state.server, numbers.get("eps", 0.0))
-
-
-adaptive_shares = jax.jit(jax.vmap(adaptive_share))  # of trials
+# Of a run's and of trials' server states, and `method.floor`; nan for a method without a root.
+adaptive_share = jax.jit(servers.adaptive_share)
+adaptive_shares = jax.jit(jax.vmap(servers.adaptive_share))

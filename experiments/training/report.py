@@ -11,7 +11,7 @@ from ccfl_jax.runs.metrics import Row
 from ..config.methods import FORMS, SERVERS
 from ..config.run_flags import Config
 from ..config.settings import SEEDS
-from . import intervals, theorem_report
+from . import intervals, method, theorem_report
 from .run_setup import Job
 
 _ADAPTS = 0.01  # share of coordinates, below which a server is momentum in all but name
@@ -81,10 +81,11 @@ def summary(rows: list[Row], config: Config) -> str:
         lines.append(f"DIVERGED  test loss {loss} after {last['round']} rounds")
     shares = [row["adaptive_share"] for row in rows if row.get("adaptive_share") is not None]
     if config.eps and shares and max(shares) < _ADAPTS and not last["diverged"]:
+        floor = float(method.floor(config, {"eps": config.eps}))
         lines.append(
             f"MOMENTUM  {config.server} adapted at {max(shares):.3f} of the coordinates at most (a "
-            f"root above eps {config.eps:g}): it was momentum at rate server_lr / eps = "
-            f"{config.server_lr / config.eps:.3g}; with a smaller --eps, and --server_lr, it adapts"
+            f"root above {floor:.3g}): it was momentum at rate server_lr / {floor:.3g} = "
+            f"{config.server_lr / floor:.3g}; with a smaller --eps, and --server_lr, it adapts"
         )
     return "\n".join(lines)
 

@@ -186,9 +186,11 @@ def _program(config: Config, problem: Problem, pieces: streaming.Pieces | None) 
         state, infos = ccfl.run_rounds(round_fn, state, own[0], data, donate=True)
         return state, jax.tree.map(lambda a: a[None], infos)
 
+    floor = method.floor(config, numbers)
+
     def evaluate(state: ccfl.State) -> list:
         test, *held = (ccfl.evaluate(task, state.params, own) for own in problem.scored)
-        share = float(parts.adaptive_share(numbers, state))
+        share = float(parts.adaptive_share(state.server, floor))
         given_away = privacy.columns(config, schedule.rounds(0, int(state.round)))
         theirs = client_scores.columns(task, state.params, state.clients, problem.tested, own_model)
         return [(test, parts.further(held, share) | theirs | given_away)]

@@ -74,11 +74,13 @@ def test_a_trial_of_a_method_is_its_run_and_numbers_in_brackets_compile_nothing(
 
 @pytest.mark.usefixtures("undrawn", "quickly_compiled")
 def test_a_run_whose_server_never_adapts_says_so(tmp_path, capsys):
-    """Every root is far below eps 100: momentum at rate 3 / 100."""
-    words = [*SMALL, *OWN, "--server=cc_fedams", "--server_lr=3", "--eps=100"]
-    out = ended(0, capsys, train.main, "train", *words, f"--out_dir={tmp_path / 'a'}").out
-    assert "MOMENTUM  cc_fedams adapted at 0.000 of the coordinates at most" in out
-    assert "server_lr / eps = 0.03;" in out
+    """Every root is far below eps 100: momentum at rate 3 / 100; FedAMS has it within the root."""
+    for server, floor in (("fedams", 10), ("cc_fedams", 100)):
+        words = [*SMALL, *OWN, f"--server={server}", "--server_lr=3", "--eps=100"]
+        out = ended(0, capsys, train.main, "train", *words, f"--out_dir={tmp_path / server}").out
+        assert f"MOMENTUM  {server} adapted at 0.000 of the coordinates at most" in out
+        assert f"(a root above {floor}): it was momentum at rate server_lr / {floor} = " in out
+        assert f" = {3 / floor:g};" in out
     words[-2:] = ["--server_lr=0.02", "--eps=1e-5"]
     out = ended(0, capsys, train.main, "train", *words, f"--out_dir={tmp_path / 'b'}").out
     assert "MOMENTUM" not in out
@@ -98,7 +100,7 @@ def test_a_bad_number_of_any_trial_is_refused_before_the_folder_is_made(tmp_path
     ("--local=adam(-1)", "--local: rate: expected a finite number >= 0, found -1.0"),
     ("--local=adam(nan)", "--local: expected ..., found 'adam(nan)'..."),
     ("--local=adamw(0.1,-1)", "--local: weight_decay: expected a finite number >= 0, found -1.0"),
-    ("--local=sgd(-0.9)", "--local: momentum: expected a finite number >= 0 and <= 1, found -0.9"),
+    ("--local=sgd(-0.9)", "--local: momentum: expected a finite number >= 0 and < 1, found -0.9"),
     ("--upload=clip(0)", "--upload: norm: expected a finite number > 0, found 0.0"),
 ])  # fmt: skip
 def test_a_rate_of_clients_is_finite_and_not_negative(tmp_path, refuses, flag, message):
