@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusal import ended
@@ -9,6 +10,8 @@ from small_runs import SMALL
 
 from experiments import sweep, train
 from experiments.config.methods import METHODS, PERSONAL
+from experiments.config.run_flags import parse
+from experiments.training import method, parts
 
 OWN = ("--local_lr=0.02", "--rounds=4", "--eval_every=2")
 
@@ -70,6 +73,16 @@ def test_a_trial_of_a_method_is_its_run_and_numbers_in_brackets_compile_nothing(
     np.testing.assert_allclose(*found, rtol=1e-5)
     other = json.loads((tmp_path / "s/trials/rule=fedprox(0.1).json").read_text())
     assert abs(other["rows"][-1]["test_loss"] - found[0]) > 1e-4
+
+
+@pytest.mark.parametrize("server", ["fedadam", "fedams"])
+def test_a_server_that_has_seen_nothing_does_not_adapt(server):
+    """Its accumulator is at the floor, eps**2 or eps, whatever rounding makes of the root."""
+    for eps in (1e-2, 1e-3, 3e-4, 1e-5):
+        config = parse(["train", *SMALL, f"--method={server}", "--server_lr=1", f"--eps={eps}"])
+        numbers = method.numbers(config)
+        state = method.server(config, numbers).init(jnp.zeros(33))
+        assert float(parts.adaptive_share(state, method.floor(config, numbers))) == 0
 
 
 @pytest.mark.usefixtures("undrawn", "quickly_compiled")
