@@ -1,4 +1,4 @@
-"""The command `ccfl`: its first word is the name of a command in this folder.
+"""The command `ccfl`: its first word says what it does.
 
 usage: ccfl COMMAND [--FLAG=VALUE ...]
        ccfl COMMAND --help

@@ -1,11 +1,11 @@
 """Measures the defaults of an accelerator, in under eight minutes.
 
-usage: python -m experiments.accelerator [--json=FILE] [--FLAG=VALUE ...]
+usage: ccfl accelerator [--json=FILE] [--FLAG=VALUE ...]
 
-It is `python -m experiments.bench --workload=accelerator --minutes=7 --seconds=2`, on one device:
-every workload; `lanes` 1, 5 and 32 for rounds of 32 clients; the three lowerings of a
-convolution, for the CNN and for ResNet-20; bfloat16 for the model; nine server rates one after
-another, and together as one more batch axis; systems against CC-FedAvg. The default lanes
+It is `ccfl bench --workload=accelerator --minutes=7 --seconds=2`, on one device: every workload;
+`lanes` 1, 5 and 32 for rounds of 32 clients; the three lowerings of a convolution, for the CNN and
+for ResNet-20; bfloat16 for the model; nine server rates one after another, and together as one more
+batch axis; systems against CC-FedAvg. The default lanes
 (`ccfl_jax.engine.load_balancing`) and lowering (`ccfl_jax.models.lowerings`) have tables of
 measurements; change them where these differ.
 """

@@ -1,6 +1,6 @@
 """Times the engine.
 
-usage: python -m experiments.bench [--workload=NAME] [--against=torch] [--FLAG=VALUE ...]
+usage: ccfl bench [--workload=NAME] [--against=torch] [--FLAG=VALUE ...]
 
 For every case, in a table and with `--json=FILE` as a list of objects:
 

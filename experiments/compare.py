@@ -1,6 +1,6 @@
 """Compares systems under the same arrivals.
 
-usage: python -m experiments.compare --out_dir=FOLDER [--methods=A,B,...] [--worlds=A,B,...]
+usage: ccfl compare --out_dir=FOLDER [--methods=A,B,...] [--worlds=A,B,...]
            [--budget=N] [--ranges='local_lr(0.1,30)'] [--seeds=N] [--target='NAME>=NUMBER']
            [--FLAG=VALUE ...]
 
@@ -11,8 +11,7 @@ the last fifth of the rounds is trained with every seed. `table.md`, `.csv` and 
 scores of the test set, mean ± standard error, and with `--target` what it took to it: rounds,
 client updates, bytes, virtual hours and seconds of training; `results.csv` has every evaluation of
 every trial, `WORLD-round.png` the curves. The same command again trains only what is not done. The
-other flags are those of `python -m experiments.train --help`; the rates among them are then not
-tuned.
+other flags are those of `ccfl train --help`; the rates among them are then not tuned.
 
 Exit codes: 0 done; 2 refused; 3 some trial diverged; 4 some failed; 5 a signal stopped it, and the
 same command continues it.

@@ -1,6 +1,6 @@
 """Writes a real tag-prediction corpus from apt's package lists, in Stack Overflow's file format.
 
-usage: python -m experiments.debian_corpus --out_dir=FOLDER [--fetch=bookworm | FILE ...]
+usage: ccfl debian_corpus --out_dir=FOLDER [--fetch=bookworm | FILE ...]
 
 An example is a package that has debtags: its short description is the title, the long one the body,
 its debtags (the field `Tag`) are the tags. A client is a maintainer (of Ubuntu's changed packages

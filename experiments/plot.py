@@ -1,6 +1,6 @@
 """Compares the curves of finished runs and sweeps.
 
-usage: python -m experiments.plot FOLDER ... --out=FILE[,FILE] [--x=AXIS] [--y=COLUMN,COLUMN]
+usage: ccfl plot FOLDER ... --out=FILE[,FILE] [--x=AXIS] [--y=COLUMN,COLUMN]
 
 A folder is that of a run, or of a sweep: of that the setting of each method that was chosen,
 by held-out samples if it has them or else by training score, with a band over its seeds; --x is

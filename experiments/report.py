@@ -1,6 +1,6 @@
 """Writes a page of finished runs, sweeps and comparisons, to be opened in a browser.
 
-usage: python -m experiments.report FOLDER ... --out=FILE.html
+usage: ccfl report FOLDER ... --out=FILE.html
 
 One file without anything from the network: curves with the values under the pointer, lines that are
 switched on and off, a table that is sorted by its columns, schedules that are zoomed into, settings

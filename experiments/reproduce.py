@@ -1,7 +1,7 @@
 """Reproduces a figure or a table of the paper.
 
-usage: python -m experiments.reproduce NAME [--rounds=N] [--grid=coarse|paper|wide|joint]
-           [--seeds=N] [--FLAG=VALUE ...]
+usage: ccfl reproduce NAME [--rounds=N] [--grid=coarse|paper|wide|joint] [--seeds=N]
+           [--FLAG=VALUE ...]
 
 Tunes every method's rates over the paper's grid with one seed, chooses by the mean training score
 (with `--validation` that of held-out samples) over the last fifth of the rounds, trains the chosen
@@ -9,7 +9,7 @@ ones with several seeds, and prints whether the paper's claim holds. NAME is a n
 prints, or `all`. The folder, `--out_dir` or runs/reproduce-NAME, has `grid/` and `final/` (sweeps),
 `results.csv` (every evaluation of every trial), `summary.json` (choices and verdicts) and the
 figure as PNG and SVG. The same command again trains only what is not done. The other flags are
-those of `python -m experiments.train --help`, and replace the preset's.
+those of `ccfl train --help`, and replace the preset's.
 
 Exit codes: 0 done, for any verdict; 2 refused; 3 some trial diverged; 4 some failed; 5 a signal
 stopped it, and the same command continues it.

@@ -1,11 +1,11 @@
 """Makes a schedule, writes it with its figure, and describes it.
 
-usage: python -m experiments.schedule --file=NAME.npz [--world=WORLD] [--FLAG=VALUE ...]
-       python -m experiments.schedule --show=NAME.npz
+usage: ccfl schedule --file=NAME.npz [--world=WORLD] [--FLAG=VALUE ...]
+       ccfl schedule --show=NAME.npz
 
 NAME.npz is for `--schedule_file` of a run, NAME.png its figure, and NAME.log.npz every task of the
-clock. The other flags are those of `python -m experiments.train --help`: the seed, clients,
-buffer and work of the run it is made for. Exit codes: 0 done; 2 refused (one line says why).
+clock. The other flags are those of `ccfl train --help`: the seed, clients, buffer and work of the
+run it is made for. Exit codes: 0 done; 2 refused (one line says why).
 """
 
 import sys

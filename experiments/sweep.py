@@ -1,8 +1,7 @@
 """Trains every combination of given values of flags, and compares them.
 
-usage: python -m experiments.sweep --vary='NAME=VALUE,... NAME=VALUE,...' --out_dir=DIR
-           [--FLAG=VALUE ...]
-       python -m experiments.sweep --resume --out_dir=DIR
+usage: ccfl sweep --vary='NAME=VALUE,... NAME=VALUE,...' --out_dir=DIR [--FLAG=VALUE ...]
+       ccfl sweep --resume --out_dir=DIR
 
 NAME is any flag that changes a result. Trials that differ in rates, seeds, the clients' samples and
 work alone are trained by one compiled program, spread over the devices. The same seed gives the
@@ -12,7 +11,7 @@ file for each, `results.csv` with every evaluation of every trial, a column for 
 method. Flags of Clients, Method and Server are a method's and chosen by its score; the others but
 the seeds are the problem, and the best is chosen for each of their values. The same command again,
 or `--resume` with the folder alone, trains what is not done, and resumes unfinished trials. The
-other flags are those of `python -m experiments.train --help`.
+other flags are those of `ccfl train --help`.
 
 Exit codes: 0 done; 2 a flag, value or file was refused; 3 some trial diverged; 4 some failed; 5 a
 signal stopped it, and the same command continues it.

@@ -1,7 +1,6 @@
 """A table of finished runs and sweeps, a line for a run and for each setting of a sweep.
 
-usage: python -m experiments.table FOLDER ... [--format=markdown|csv|latex]
-           [--target='NAME>=NUMBER']
+usage: ccfl table FOLDER ... [--format=markdown|csv|latex] [--target='NAME>=NUMBER']
 
 Settings that differ between the lines have columns. The test score is that of the last evaluation,
 the best one that of any, so chosen by the test set; `summary.json` of a sweep has means over the

@@ -1,6 +1,6 @@
 """Trains one federated run and writes its folder.
 
-usage: python -m experiments.train [--preset=NAME] [--FLAG=VALUE ...]
+usage: ccfl train [--preset=NAME] [--FLAG=VALUE ...]
 
 Of a flag given twice the last value counts. Exit codes: 0 done; 2 a flag, value or file was refused
 (one line says why); 3 the run diverged; 4 its metrics or checkpoints could not be written; 5 a

@@ -17,7 +17,7 @@ import ccfl_jax as ccfl
 from ccfl_jax.data.readers import tfds
 from ccfl_jax.models import Logistic
 from ccfl_jax.runs import metrics, run_config
-from experiments import train
+from experiments import __main__, train
 from experiments.config import run_flags
 from experiments.config.run_flags import RUN
 from experiments.corpora import apt_lists
@@ -121,6 +121,13 @@ def test_help_is_short_and_has_each_section_once(capsys):
     sections = [*dict.fromkeys(one.section for one in RUN.values())]
     assert re.findall(r"^([A-Z][a-z ]+):$", text, re.MULTILINE) == sections
     assert text.count("\n") <= 120
+
+
+@pytest.mark.parametrize("name", __main__.commands())
+def test_help_says_how_a_command_is_called(name, capsys):
+    assert __main__.main(["ccfl", name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"\nusage: ccfl {name} " in text and "python -m" not in text
 
 
 def evaluated(y, x=0.0):
