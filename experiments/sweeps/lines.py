@@ -8,6 +8,7 @@ from ccfl_jax.checks import one_line
 from ccfl_jax.io.files import as_json
 from ccfl_jax.runs import metrics, run_config
 
+from ..config.compare_flags import FINAL
 from ..config.methods import FORMS, METHODS
 from ..config.plot_flags import AXES
 from ..config.run_flags import RUN
@@ -48,8 +49,21 @@ def of_folder(folder: Path, x: str, columns: Sequence[str] = ()) -> list[Line]:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is that of a sweep."""
+    """Whether a folder is that of a sweep; ValueError where it is that of a run neither."""
+    if not _has_results(folder):
+        found = "none"
+        if folder.is_dir():
+            places = sorted([*folder.glob("*/"), *folder.glob(f"*/{FINAL}/")])
+            within = [str(place) for place in places if _has_results(place)]
+            more = f" and {len(within) - 5} more" if len(within) > 5 else ""
+            found = f"one that holds {', '.join(within[:5])}{more}" if within else "another one"
+        raise ValueError(f"{folder}: expected the folder of a run or a sweep, found {found}")
     return (folder / results.TRIALS).is_dir()
+
+
+def _has_results(folder: Path) -> bool:
+    parts = run_config.CONFIG, metrics.METRICS, results.TRIALS
+    return any((folder / part).exists() for part in parts)
 
 
 def labels(lines: Sequence[Line], given: Sequence[str] = ()) -> list[str]:

@@ -195,7 +195,6 @@ _NUMBERS = "{}: expected rows with a rising round and numbers, found row 0 with"
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (None, "[Errno 2] No such file or directory: '{}'"),
     ("", "{}: expected at least one row, found none"),
     ("no json\n", "{}: expected JSON, found..."),
     ("3\n", "{}: expected a row with its round, found 3"),
@@ -206,8 +205,7 @@ _NUMBERS = "{}: expected rows with a rising round and numbers, found row 0 with"
 ])  # fmt: skip
 def test_a_folder_without_rows_is_refused(tmp_path, refuses, content, message):
     path, out = tmp_path / metrics.METRICS, tmp_path / "x.png"
-    if content is not None:
-        path.write_text(content)
+    path.write_text(content)
     refuses(message.format(path), plot.main, "plot", tmp_path, "--x=samples", f"--out={out}")
     assert not out.exists()
 

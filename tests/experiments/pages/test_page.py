@@ -5,13 +5,14 @@ import json
 import re
 
 import numpy as np
+import pytest
 from plots import rows
 from report_folders import SCHEDULE, data_of, make_run, make_runs, make_sweep, written
 
 import ccfl_jax as ccfl
 from ccfl_jax.io.files import replace_file
 from ccfl_jax.runs import metrics, provenance, run_config
-from experiments import report
+from experiments import plot, report, table
 from experiments.pages import visits
 from experiments.sweeps import results
 
@@ -169,7 +170,6 @@ def test_bad_words_and_folders_are_one_line_and_no_file(tmp_path, refuses):
     refuses(message, report.main, "report", run)
     message = "--out: expected a file that ends in .html, found 'x.pdf'"
     refuses(message, report.main, "report", run, "--out=x.pdf")
-    refuses("[Errno 2] ...", report.main, "report", tmp_path / "none", out)
     refuses("[Errno 2] ...", report.main, "report", run, f"--out={tmp_path}/none/x.html")
     replace_file(tmp_path / "a" / metrics.METRICS, json.dumps(rows([0.1])[0]) + "\n")
     message = f"{run}/{metrics.METRICS}: expected rounds and seconds > 0 in the last row, found ..."
@@ -185,6 +185,30 @@ def test_bad_words_and_folders_are_one_line_and_no_file(tmp_path, refuses):
     message = f"{sweep}/{results.SUMMARY}: expected an environment, found [1]"
     refuses(message, report.main, "report", sweep, out)
     assert not [*tmp_path.glob("*.html*")]
+
+
+COMMANDS = {"report": (report, "x.html"), "plot": (plot, "x.png"), "table": (table, None)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_folder_of_several_runs_is_refused_with_their_names(name, tmp_path, refuses):
+    command, out = COMMANDS[name]
+    out = [f"--out={tmp_path / out}"] if out else []
+    place = tmp_path / "runs"
+    says = f"{place}: expected the folder of a run or a sweep, found"
+    refuses(f"{says} none", command.main, name, place, *out)
+    (place / "empty").mkdir(parents=True)
+    refuses(f"{says} another one", command.main, name, place, *out)
+    held = [make_run(place / letter, [0.1, 0.2]) for letter in "abcd"]
+    held.append(make_sweep(place / "e", {0.1: [[0.1, 0.2]]}))
+    held = [f"{one}" for one in held]
+    refuses(f"{says} one that holds {', '.join(held)}", command.main, name, place, *out)
+    make_sweep(place / "world" / "final", {0.1: [[0.1, 0.2]]})
+    if name != "report":  # of a comparison it shows the worlds
+        refuses(
+            f"{says} one that holds {', '.join(held)} and 1 more", command.main, name, place, *out
+        )
+    assert not [*tmp_path.glob("x.*")]
 
 
 def test_results_of_two_versions_are_not_put_beside_each_other(tmp_path, refuses):
