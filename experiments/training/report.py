@@ -42,7 +42,7 @@ def header(job: Job) -> str:
             f"data      {config.dataset}: {sizes.sum()} to train, {_scored(job)}{_streamed(job)}",
             f"clients   {len(sizes)}, {config.partition}{alpha}; samples min {sizes.min()}, median "
             f"{np.median(sizes):g}, max {sizes.max()}{_left_out(job)}",
-            f"local     {_local(config)}, batch {config.batch_size}; delta divided by "
+            f"local     {_local(job)}, batch {config.batch_size}; delta divided by "
             f"{config.normalise}",
             f"method    {config.method or config.server}: {', '.join(method)}",
             f"rounds    {config.rounds} of {config.buffer_size} uploads, staleness up to "
@@ -109,9 +109,12 @@ def _to_target(config: Config, row: Row | None) -> str:
     )
 
 
-def _local(config: Config) -> str:
-    """The work of a client, and its optimiser."""
-    work = f"{'' if config.work == 'fixed' else '1 to '}{int(config.most_work)} {config.work_unit}"
+def _local(job: Job) -> str:
+    """The work of a client, as the schedule has it, and its optimiser."""
+    config, schedule = job.config, job.problem.schedule
+    amounts = np.unique(schedule.work[schedule.working()])
+    between = " to ".join(map(str, amounts if len(amounts) < 3 else amounts[[0, -1]]))
+    work = f"{between or 0} {config.work_unit}"
     if (config.local or "").startswith("adam"):  # the rate is in brackets
         return f"{work} of {config.local}"
     return f"{work} of {config.local or 'SGD'}, rate {config.local_lr:g}"

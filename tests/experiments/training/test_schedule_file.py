@@ -10,7 +10,7 @@ import ccfl_jax as ccfl
 from ccfl_jax.runs import metrics
 from experiments import sweep, train
 from experiments.config import run_flags
-from experiments.training import run_setup
+from experiments.training import report, run_setup
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 _BASE = SMALL[:4]  # a file has its own delays, here with work in steps
@@ -69,6 +69,22 @@ def test_a_replay_has_the_rounds_of_its_seeds_file(tmp_path, of_seeds):
     replayed = run_setup.prepare(run_flags.parse(args)).problem.schedule
     for name in ("client", "staleness", "work", "present"):
         np.testing.assert_array_equal(getattr(replayed, name), getattr(late(1), name)[:4])
+
+
+@pytest.mark.parametrize(("work", "present", "said"), [
+    ([2, 2, 2], [True, True, True], "2 steps"),
+    ([3, 1, 2], [True, True, True], "1 to 3 steps"),
+    ([2, 4, 0], [False, True, True], "4 steps"),
+    ([2, 4, 0], [False, False, True], "0 steps"),
+])  # fmt: skip
+def test_the_header_says_the_work_of_the_file(tmp_path, work, present, said):
+    """Of slots that train; the flags say 1 to 4 steps."""
+    path = tmp_path / "late.npz"
+    rows = {"work": np.int32(work), "present": np.array(present)}
+    late().replace(**{n: np.tile(row, (ROUNDS, 1)) for n, row in rows.items()}).save(path)
+    args = line(tmp_path / "a", "--rounds=12", f"--schedule_file={path}")
+    header = report.header(run_setup.prepare(run_flags.parse(args)))
+    assert f"\nlocal     {said} of SGD, rate" in header
 
 
 def test_a_planned_run_is_resumed_with_its_file_only(tmp_path, capsys, refuses):
