@@ -196,10 +196,10 @@ class Schedule:
         return self.replace(**{n: native(np.asarray(a)) for n, a in given if a is not None})
 
     def check(self) -> None:
-        """Checks the arrays alone, without data and history.
+        """Checks the arrays alone; that clients and x_{t-s} exist is checked where rounds run.
 
         Raises:
-            ValueError: for a shape, dtype or value that is not as the class describes it.
+            ValueError: for a shape, dtype or range that is not as the class describes it.
         """
         shape = np.shape(self.client)
         if len(shape) != 2:
