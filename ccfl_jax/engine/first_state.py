@@ -15,6 +15,7 @@ from ccfl_jax.engine.method_checks import (
     check_kinds,
     check_params,
 )
+from ccfl_jax.engine.rule_checks import named
 from ccfl_jax.engine.state import State
 
 # Streams of one seed: a new consumer takes a new number, so the others draw the same.
@@ -69,7 +70,7 @@ def init_state(
     check_key(init_key)
     server = as_a_round_takes_it(server)
     check_kinds(task, server, aggregate, rule)
-    rule = rule or Rule()
+    rule = named(rule or Rule())
     params = _first_params(task, jax.random.fold_in(init_key, _INIT_STREAM), params)
     server_state, first = server.init(tree_util.wide(params)), rule.memory(params)
     # Before the first visit all clients remember the same.

@@ -2,9 +2,10 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -137,29 +138,12 @@ def check_step(name: str, task: Task, optimiser: optax.GradientTransformation) -
             f"{name}: expected a transformation of a gradient, parameters and a value, found one "
             f"that cannot step ({reason})"
         ) from error
-    if _form(updates, "shape") != _form(params, "shape"):
+    if form(updates, "shape") != form(params, "shape"):
         raise ValueError(f"{name}: expected updates like the parameters, found other shapes")
-    if _form(following, "shape", "dtype") != _form(state, "shape", "dtype"):
+    if form(following, "shape", "dtype") != form(state, "shape", "dtype"):
         raise ValueError(
             f"{name}: expected a state that keeps its shapes and dtypes, found others after a step"
         )
-
-
-def check_finished(found: Any, memory: Any) -> tuple[Any, Any]:
-    """What `rule.finish` gave, if it is an upload and a memory like `memory`, with its dtypes."""
-    if type(found) is not tuple or len(found) != 2:
-        kind = f"{len(found)} of them" if type(found) is tuple else type(found).__name__
-        raise ValueError(f"rule.finish: expected a pair, upload and memory, found {kind}")
-    kept, own = (
-        (jax.tree.structure(tree), [jnp.shape(a) for a in jax.tree.leaves(tree)])
-        for tree in (found[1], memory)
-    )
-    if kept != own:  # `jnp.where` would broadcast one shape to the other
-        said, wanted = (one_line(f"{form} of {shapes}") for form, shapes in (kept, own))
-        raise ValueError(
-            f"rule.finish: expected a memory like that of rule.memory ({wanted}), found {said}"
-        )
-    return found[0], jax.tree.map(lambda a, old: jnp.asarray(a, old.dtype), found[1], memory)
 
 
 def check_functions(task: Task, *parts: Batch) -> None:
@@ -174,19 +158,17 @@ def check_functions(task: Task, *parts: Batch) -> None:
     for k, batch in enumerate(batches):
         if batch in batches[:k]:  # traced before: test samples are mostly as those to train on
             continue
-        own = ", ".join(f"{name} {_shown(a)}" for name, a in batch.items())
+        own = ", ".join(f"{name} {shown(a)}" for name, a in batch.items())
         mask, key = jax.ShapeDtypeStruct((2,), bool), jax.random.key(0)
         takes = f"parameters, a batch ({own}), its mask"
         loss = _called(
             "loss", f"{takes} and a key", jax.eval_shape, task.loss, params, batch, mask, key
         )
         if not _is_number(loss) or not jnp.issubdtype(loss.dtype, jnp.floating):
-            raise ValueError(f"task.loss: expected one float, found {_shown(loss)}")
+            raise ValueError(f"task.loss: expected one float, found {shown(loss)}")
         found = _called("metrics", takes, jax.eval_shape, task.metrics, params, batch, mask)
         if not isinstance(found, dict) or not all(map(_is_pair, found.values())):
-            raise ValueError(
-                f"task.metrics: expected {{name: (sum, count)}}, found {_shown(found)}"
-            )
+            raise ValueError(f"task.metrics: expected {{name: (sum, count)}}, found {shown(found)}")
         if "loss" not in found:
             raise ValueError(
                 f"task.metrics: expected loss among them, found {', '.join(found) or 'none'}"
@@ -198,14 +180,20 @@ def _called(name: str, takes: str, function: Callable, *args: Any) -> Any:
     try:
         return function(*args)
     except Exception as error:  # a user's own, of any kind
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(
-            f"task.{name}: expected a function of {takes}, found {one_line(reason, 200)}"
-        ) from error
+        refuse(f"task.{name}", takes, error)
 
 
-def _shown(tree: Any) -> str:
-    return one_line(str(jax.tree.map(lambda a: f"{a.dtype} {[*a.shape]}", tree)))
+def refuse(name: str, takes: str, error: Exception) -> NoReturn:
+    """Raises ValueError for an error within a user's function; one of our own lines as it is."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    if re.match(r"ValueError: [\w.]+: expected .*, found ", reason):
+        raise error
+    found = one_line(reason, 200)
+    raise ValueError(f"{name}: expected a function of {takes}, found {found}") from error
+
+
+def shown(tree: Any, most: int = 300) -> str:
+    return one_line(str(jax.tree.map(lambda a: f"{a.dtype} {[*a.shape]}", tree)), most)
 
 
 def _is_number(value: Any) -> bool:
@@ -228,7 +216,7 @@ def _parameters(task: Task) -> Params:
         return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, init(jax.random.key(0))))
 
 
-def _form(tree: Any, *aspects: str) -> tuple:
+def form(tree: Any, *aspects: str) -> tuple:
     leaves, structure = jax.tree.flatten(tree)
     return structure, [[getattr(leaf, aspect) for aspect in aspects] for leaf in leaves]
 

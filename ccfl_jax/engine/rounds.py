@@ -34,12 +34,12 @@ from ccfl_jax.data import FederatedData
 from ccfl_jax.engine.client_batching import Report, Slot, add_up
 from ccfl_jax.engine.method_checks import (
     as_a_round_takes_it,
-    check_finished,
     check_kinds,
     check_local,
     check_state,
     check_step,
 )
+from ccfl_jax.engine.rule_checks import check_finished, named, stepped
 from ccfl_jax.engine.state import Info, State
 from ccfl_jax.schedules.schedule import Schedule
 
@@ -97,8 +97,8 @@ def build_round(
     Raises:
         ValueError: for a batch size or lanes below 1, an unknown work unit or normalisation, a
             `local` that is neither optimiser, number nor function of the round, or a server that
-            cannot step; from `round_fn`, for a schedule in another unit of work than `work_unit`,
-            and a state that `init_state` made for another kind of server, aggregate or rule.
+            cannot step; from `round_fn`, for a schedule in another unit than `work_unit`, a state
+            of another kind of server, aggregate or rule, a rule's error, and unlike uploads.
 
     Examples:
         >>> train, test, clients = ccfl.data.synthetic(num_clients=4)
@@ -119,7 +119,7 @@ def build_round(
     check_kinds(task, server, aggregate, rule)
     check_local(task, local)
     check_step("server", task, server)
-    rule, combine = rule or Rule(), aggregate or aggregation.mean()
+    rule, combine = named(rule or Rule()), aggregate or aggregation.mean()
 
     def round_fn(state: State, slots: Schedule, data: FederatedData) -> tuple[State, Info]:
         check_state(server, combine, rule, state)
@@ -220,7 +220,7 @@ def _server_step(
     # Uploads of bfloat16 models are float32; so are the parameters and moments beside them.
     start, update = tree_util.wide(state.params), optax.with_extra_args_support(server).update
     more = {"value": loss, "arrivals": arrivals, "key": key}
-    updates, server_state = update(delta, state.server, start, **more)
+    updates, server_state = stepped(update, delta, state.server, start, **more)
     return optax.apply_updates(state.params, updates), server_state
 
 

@@ -199,3 +199,78 @@ def test_a_finish_that_gives_something_else_is_refused(finish, found):
     state, schedule = made.init(jax.random.key(0), 1, N), ccfl.random_schedule(0, 1, N, max_delay=0)
     message = f"rule.finish: expected {found}"
     refused(message, ccfl.run_rounds, made.round, state, schedule, data())
+
+
+def ran(rule, server=None):
+    """A round of a rule, traced."""
+    made = ccfl.simulation(task(), server or ccfl.cc_fedams(0.1), RATE, rule=rule)
+    state, schedule = made.init(jax.random.key(0), 1, N), ccfl.random_schedule(0, 1, N, max_delay=0)
+    return ccfl.run_rounds(made.round, state, schedule, data())
+
+
+def against_the_mean(visit, optimiser):
+    slope = jax.tree.map(jnp.subtract, visit.message, visit.memory)
+    return ccfl.terms.before(ccfl.terms.linear(slope), optimiser=optimiser)
+
+
+REMEMBERS = {"memory": lambda params: jax.tree.map(jnp.zeros_like, params)}
+NO_MESSAGE = (
+    "rule.local: expected a function of visit, optimiser (visit.message (), ...), found ..."
+)
+
+
+@pytest.mark.parametrize(("parts", "message"), [
+    ({"message": lambda mean, state: mean, "local": against_the_mean}, NO_MESSAGE),
+    ({"shared": lambda memory: memory, "local": against_the_mean}, NO_MESSAGE),
+    ({"combine": lambda delta, mean, state: jax.tree.map(jnp.add, delta, mean)},
+     "rule.combine: expected a function of delta, mean, state (mean ()), found ValueError: ..."),
+    ({"message": lambda mean: mean}, "rule.message: expected a function of mean, state ..."),
+    ({"memory": lambda: 0.0}, "rule.memory: expected a function of params, found TypeError: ..."),
+    ({"begin": lambda visit: visit.begin}, "rule.begin: ... of visit (...), found Attr..."),
+    ({"finish": lambda end: end}, "rule.finish: ... of visit, end (...), found TypeError: ..."),
+    ({"local": lambda visit, optimiser: None},
+     "rule.local: expected an optax optimiser or a number, found None"),
+])  # fmt: skip
+def test_an_error_within_a_rule_is_one_line_that_names_its_function(parts, message):
+    refused(message, ran, ccfl.Rule(**REMEMBERS | parts))
+
+
+def test_a_line_of_our_own_within_a_rule_is_kept():
+    def finish(visit, end):
+        raise ValueError("rule: expected plain uploads, found others")
+
+    refused("rule: expected plain uploads, found others", ran, ccfl.Rule(finish=finish))
+
+
+def first(tree):
+    """The path and shape of the first leaf."""
+    (path, leaf), *_ = jax.tree_util.tree_leaves_with_path(tree)
+    return jax.tree_util.keystr(path, simple=True, separator="."), leaf.shape
+
+
+@pytest.mark.parametrize("server", [ccfl.cc_fedavg(), ccfl.cc_fedams(0.1)])
+@pytest.mark.parametrize(("change", "found"), [
+    (lambda upload: (), "nothing"),
+    (jax.tree.leaves, "nothing"),
+    (lambda upload: jax.tree.map(jnp.mean, upload), "()"),  # which would be broadcast
+    (lambda upload: jax.tree.map(lambda a: jnp.ones((3, *a.shape)), upload), "(3, ...)"),
+])  # fmt: skip
+@pytest.mark.parametrize("where", ["finish", "combine"])
+def test_uploads_unlike_the_parameters_are_refused(change, found, server, where):
+    parts = {
+        "finish": lambda visit, end: (change(end.upload), visit.memory),
+        "combine": lambda delta, mean, state: change(delta),
+    }
+    path, shape = first(jax.eval_shape(task().init, jax.random.key(0)))
+    message = f"pseudo_gradient: expected {shape} at {path}, as in the parameters, found {found} ("
+    refused(f"{message}...", ran, ccfl.Rule(**{where: parts[where]}), server)
+
+
+def test_a_server_may_take_another_tree_than_the_parameters():
+    def update(updates, state, params=None):
+        return updates[0] if isinstance(updates, tuple) else updates, state
+
+    server = optax.chain(optax.GradientTransformation(lambda params: (), update), optax.sgd(1.0))
+    paired = ccfl.Rule(finish=lambda visit, end: ((end.upload, 1.0), visit.memory))
+    state, plain = ran(paired, server)[0], ran(None, server)[0]
+    jax.tree.map(np.testing.assert_array_equal, state.params, plain.params)
