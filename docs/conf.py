@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.domains.python import PyObject
+from sphinx.util import logging
 
 import ccfl_jax
 
@@ -30,6 +33,7 @@ html_theme_options = {
     "navbar_persistent": [],
 }
 html_copy_source = False
+html_math_renderer = "mathml"  # which browsers draw without a script, so without a network too
 
 default_role = "py:obj"  # a name in backticks is a link where the reference has it
 add_module_names = False
@@ -110,7 +114,19 @@ def _signature(
     return sign and re.sub(r"<function [^,]*>", "...", sign), back
 
 
+def _formula(page: Any, node: Any) -> None:
+    tex, is_block = node.astext(), isinstance(node, nodes.math_block)
+    if r"\\" in tex:
+        tex = rf"\begin{{split}}{tex}\end{{split}}"
+    drawn = convert(tex, display="block" if is_block else "inline")
+    if "\\" in drawn:
+        logging.getLogger(__name__).warning("unknown TeX in %s", tex, location=node)
+    page.body.append(f'<div class="math">{drawn}</div>' if is_block else drawn)
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     next(
         field for field in PyObject.doc_field_types if field.name == "variable"
     ).label = "Attributes"

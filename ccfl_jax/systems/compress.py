@@ -172,7 +172,7 @@ def quantise(levels: int) -> Compressor:
     r"""QSGD (Alistarh et al., 2017): s = `levels` steps of the norm, rounded at random.
 
     .. math:: Q_s(x)_i = |x| \, \text{sgn}(x_i) \, \xi_i, \qquad
-              \xi_i = \frac{1}{s} \Big\lfloor \frac{s |x_i|}{|x|} + u_i \Big\rfloor, \quad
+              \xi_i = \frac{1}{s} \left\lfloor \frac{s |x_i|}{|x|} + u_i \right\rfloor, \quad
               u_i \sim U[0, 1), \qquad \mathbb E\, Q_s(x) = x
 
     :math:`\mathbb E |Q_s(x) - x|^2 \le \min(d / s^2, \sqrt d / s) |x|^2`; `with_error_feedback`

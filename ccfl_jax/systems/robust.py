@@ -90,7 +90,7 @@ def krum(byzantine: int, chosen: int = 1) -> Aggregate:
     r"""The upload nearest to its m - f - 2 nearest others; Multi-Krum: the mean of `chosen` such.
 
     .. math:: s(i) = \sum_{i \to j} |\Delta^i - \Delta^j|^2, \qquad
-              \Delta_t = \Delta^{i_*}, \quad i_* = \arg\min_i s(i)
+              \Delta_t = \Delta^{i_*}, \quad i_* = \mathrm{arg\,min}_i\, s(i)
 
     where :math:`i \to j` are the m - f - 2 uploads nearest to upload i.
 
