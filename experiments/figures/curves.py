@@ -49,7 +49,8 @@ def draw_methods(
         methods: label -> the rows of its runs (seeds), with the same evaluations.
         paths: files to write; the ending is the format.
         title: above the figure.
-        x: what is on the horizontal axis, one of `AXES`; the rows have its columns.
+        x: what is on the horizontal axis, one of round, client_updates, samples, bytes,
+            virtual_time and seconds; the rows have its columns.
         columns: of the rows; the training and the test score by default.
     """
     panels = [

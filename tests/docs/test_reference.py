@@ -9,7 +9,9 @@ from public_names import MODULES, public
 
 import ccfl_jax as ccfl
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = DOCS / "reference"
+FIGURES = "ccfl_experiments.figures."
 
 
 def members(module):
@@ -31,7 +33,8 @@ def listed(text):
             names = members(importlib.import_module(module)) - {*dropped}
             found += [(module, name) for name in names]
         elif kind.startswith("auto") and kind != "automodule":
-            found.append((module, argument))
+            place, _, name = argument.rpartition(".")
+            found.append((place or module, name))
     return found
 
 
@@ -58,7 +61,15 @@ def test_the_reference_has_nothing_twice_and_nothing_private():
     counts = Counter(identity(*entry) for entry in found)
     assert not [entry for entry in found if counts[identity(*entry)] > 1]
     known = {identity(one.__name__, name) for one in (ccfl, *MODULES) for name in public(one)}
-    assert not [entry for entry in found if identity(*entry) not in known]
+    library = [entry for entry in found if not entry[0].startswith(FIGURES)]
+    assert not [entry for entry in library if identity(*entry) not in known]
+
+
+def test_the_reference_has_the_figures_that_pages_draw():
+    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    drawn = set(re.findall(r"\b(curves|schedule_figure)\.(\w+)\(", pages))
+    listed = {entry for entry in entries() if entry[0].startswith(FIGURES)}
+    assert drawn and listed == {(FIGURES + module, name) for module, name in drawn}
 
 
 def test_what_a_page_lists_is_read():
