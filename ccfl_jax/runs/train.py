@@ -44,7 +44,7 @@ def train(
 ) -> tuple[State, list[Row]]:
     """Trains over a schedule, evaluates every few rounds, and returns what a plot needs.
 
-    The loop is that of `ccfl train`, and the rows have the same columns (`metrics.next_row`). It
+    The loop is that of `ccfl train`, and the rows have its columns (`metrics.next_row`). It
     ends before the last round where a callback returns True, where the model is no longer finite,
     and at a KeyboardInterrupt: after the piece of rounds that is under way, which is evaluated.
     What is returned goes on where it ended:
@@ -70,7 +70,8 @@ def train(
         The state at the end, and the rows: dicts of plain numbers, None where not finite. A row
         has `round`; `test_loss`, `test_accuracy` and so on of each metric; the same as `train_`,
         means since the row before; `client_updates`, `samples`, `bytes_sent`, `bytes_received` and
-        `seconds` since the start; `virtual_time`, of a schedule with a clock.
+        `seconds` since the start; `virtual_time`, of a schedule with a clock. Those of `ccfl train`
+        have `adaptive_share` too: it takes the server's eps, which no transformation tells.
 
     Raises:
         ValueError: as `run_rounds` and `evaluate`; for a task whose functions do not take these
