@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import flax
 import jax
 import numpy as np
 
@@ -16,6 +17,8 @@ from ccfl_jax.runs.run_config import version
 
 PROVENANCE = "provenance.json"
 
+# What draws first models and dropout, and what steps.
+_PACKAGES = ("jax", "ccfl_jax", "flax", "optax")
 # JAX's switches that change what is drawn or how it is rounded.
 _SWITCHES = (
     "jax_default_prng_impl",
@@ -31,8 +34,11 @@ def of_process() -> dict[str, str]:
 
     Devices are none of them: a run may be resumed on others, and agrees to rounding.
     """
-    found = {name.removeprefix("jax_"): str(getattr(jax.config, name)) for name in _SWITCHES}
-    return {"jax": jax.__version__, "ccfl_jax": str(version("ccfl_jax")), **found}
+    found = {name: str(version(name)) for name in _PACKAGES}
+    found |= {name.removeprefix("jax_"): str(getattr(jax.config, name)) for name in _SWITCHES}
+    # How Flax makes the keys of first models and of dropout.
+    name = "flax_fix_rng_separator"
+    return {**found, name: str(getattr(flax.config, name, False))}
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:

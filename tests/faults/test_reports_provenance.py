@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 
+import flax
 import jax
 import numpy as np
 import pytest
@@ -89,6 +90,23 @@ def test_nf_01_switches_that_are_recorded_change_what_is_drawn():
     for name in ("threefry_partitionable", "random_seed_offset"):
         with switched(name):
             assert not np.array_equal(plain, draw(jax.random.key(0), (3, 5)))
+
+
+def test_nf_01_flax_changes_what_is_drawn_too(folder, refuses):
+    """Its keys of first models and of dropout hang on a switch, and on its version as optax's."""
+    name, init = "flax_fix_rng_separator", ccfl.models.MLP().init
+    key, x = jax.random.key(0), np.zeros((1, 4))
+    before = init(key, x)
+    edit(folder, flax="0.0.1", optax="0.0")
+    flax.config.update(name, True)
+    try:
+        found = "flax 0.0.1 -> ..., flax_fix_rng_separator False -> True, optax 0.0 -> ..."
+        refuses(folder / "provenance.json", found, *resume(folder))
+        after = init(key, x)
+    finally:
+        flax.config.update(name, False)
+    kernels = [jax.tree.leaves(own)[1] for own in (before, after)]
+    assert not np.array_equal(*kernels)
 
 
 def test_nf_01_another_version_is_refused_until_it_is_accepted(folder, refuses, capsys):
