@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 from ccfl_jax.io.files import replace_file
-from ccfl_jax.runs import run_config
+from ccfl_jax.runs import provenance, run_config
+from ccfl_jax.schedules.schedule import Schedule
 
 from ..config.compare_flags import FINAL, WORLDS
 from ..config.run_flags import Config
@@ -33,7 +34,7 @@ def compare(plan: Plan) -> int:
     _check_target(plan, first)
     for world in worlds:
         print(f"\nworld     {world}")
-        for line in schedules(plan, world):
+        for line in schedules(plan, world, first.accepted):
             print(line)
         folder = plan.folder / world
         tried = runner.run(grids[world], folder / "tuning", cluster=cluster)
@@ -71,19 +72,28 @@ def _check_target(plan: Plan, config: Config) -> None:
         intervals.check_target(replace(config, target=plan.target), task, parts.arrays_of(test))
 
 
-def schedules(plan: Plan, world: str) -> list[str]:
-    """Makes the schedules of a world that do not exist, one for each seed; says which."""
+def schedules(plan: Plan, world: str, accepted: Sequence[str]) -> list[str]:
+    """Makes the schedules of a world that do not exist, one for each seed; says which.
+
+    Raises:
+        ValueError: for one that exists and is not what these flags make, unless it is `accepted`.
+    """
     lines = []
     for seed in range(plan.options.seeds):
         file = str(planning.schedule_file(plan, world)).replace("{seed}", str(seed))
         # The clock makes the delays of its worlds itself.
-        own = [w for w in plan.flags if world == "paper" or not w.startswith("--max_delay=")]
+        left_out = "--accept_changed=", *(() if world == "paper" else ("--max_delay=",))
+        own = [word for word in plan.flags if not word.startswith(left_out)]
         words = ["compare", *own, f"--seed={seed}", f"--file={file}", *WORLDS[world]]
         request = parse_schedule(words)
+        made = make.world(request.config, request.options).schedule
         if request.file.exists():
+            found = Schedule.load(request.file).digest(), made.digest()
+            before, now = ({f"schedule[seed={seed}]": one} for one in found)
+            provenance.check_same(request.file, before, now, accepted)
             continue
         request.file.parent.mkdir(parents=True, exist_ok=True)
-        make.world(request.config, request.options).schedule.save(request.file)
+        made.save(request.file)
         lines.append(f"schedule  {request.file}")
     return lines
 

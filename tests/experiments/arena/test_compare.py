@@ -94,6 +94,18 @@ def test_the_same_command_trains_nothing_again(compared, capsys):
     assert (compared / "table.csv").read_text() == table
 
 
+def test_nf_03_other_schedules_than_those_there_are_refused_until_they_are_accepted(
+    compared, refuses, capsys
+):
+    """The delays are in the schedules alone, which the trials have by name."""
+    words = "compare", *WORDS, f"--out_dir={compared}", "--max_delay=1"
+    place, found = compared / "worlds/paper-0.npz", "found schedule[seed=0] ... -> ..."
+    before = place.read_bytes()
+    refuses(f"{place}: expected results of one provenance ..., {found}", compare.main, *words)
+    ended(0, capsys, compare.main, *words, "--accept_changed=schedule")
+    assert place.read_bytes() == before
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_the_same_budget(method):
     ranges = compare_flags.ranges("")
