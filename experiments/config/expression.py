@@ -88,17 +88,26 @@ def domain(forms: tuple[str, ...], several: bool = False) -> Domain:
     """The domain of flags with such a value, or with `several`, joined by + or blanks."""
     expected = ", ".join(forms) + ("; several with + between two" if several else "")
 
-    def holds(text: str) -> bool:
+    def read(text: str) -> tuple:
         words = split(text, "+ ") if several else [text]
-        return bool(words) and all(expression(word, forms) is not None for word in words)
+        return tuple(expression(word, forms) for word in words)
 
-    return Domain(flags.DEFINE_string, expected, holds)
+    def holds(text: str) -> bool:
+        found = read(text)
+        return bool(found) and None not in found
+
+    return Domain(flags.DEFINE_string, expected, holds, read)
+
+
+def _comparison(text: str) -> tuple[str, str, float]:
+    name, sign, bound = re.split("([<>]=)", text.strip(), maxsplit=1)
+    return name.strip(), sign, number(bound.strip())
 
 
 def _is_comparison(text: str) -> bool:
-    name, _, bound = re.sub("[<>]=", "\n", text.strip(), count=1).partition("\n")
     try:
-        return name.strip().isidentifier() and math.isfinite(number(bound.strip()))
+        name, _, bound = _comparison(text)
+        return name.isidentifier() and math.isfinite(bound)
     except ValueError:
         return False
 
@@ -108,7 +117,9 @@ FUNCTION = Domain(
     "MODULE:FUNCTION or FILE.py:FUNCTION",
     lambda text: re.fullmatch(r"[^:]+:[^\W\d]\w*", text) is not None,
 )
-COMPARISON = Domain(flags.DEFINE_string, "NAME>=NUMBER or NAME<=NUMBER", _is_comparison)
+COMPARISON = Domain(
+    flags.DEFINE_string, "NAME>=NUMBER or NAME<=NUMBER", _is_comparison, _comparison
+)
 
 
 def split(text: str, separators: str) -> list[str]:

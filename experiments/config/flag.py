@@ -24,11 +24,19 @@ _PRESETS = Path(__file__).parents[1] / "presets"
 
 
 class Domain(NamedTuple):
-    """The values of a flag: absl's function that defines it, the values in words, and a test."""
+    """The values of a flag.
+
+    Attributes:
+        define: absl's function that defines it.
+        expected: the values in words.
+        holds: whether a value is one of them.
+        read: a value as numbers and words, in which values that mean the same are equal.
+    """
 
     define: Callable[..., Any]
     expected: str
     holds: Callable[[Any], bool]
+    read: Callable[[Any], Any] = lambda value: value
 
 
 class Flag(NamedTuple):

@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -177,9 +177,11 @@ def _trial(given: Given, varied: dict[str, str]) -> Trial:
 
 def _check_different(trials: Trials) -> None:
     """Raises ValueError for two trials with the same settings, as of 0.01 and 1e-2."""
-    first: dict[Config, str] = {}
+    first: dict[tuple, str] = {}
     for name, trial in trials.items():
-        same = first.setdefault(trial.config, name)
+        given = [(RUN[flag], value) for flag, value in asdict(trial.config).items()]
+        read = tuple(v if v is None else flag.domain.read(v) for flag, v in given)
+        same = first.setdefault(read, name)
         if same != name:
             raise ValueError(
                 f"--vary: expected trials with different settings, found {same!r} and {name!r}"

@@ -75,6 +75,9 @@ def test_nf_24_no_folder_named_tilde_is_made(home, tmp_path, capsys, monkeypatch
     ("seed=1,2,+1", "found 'seed=1' and 'seed=+1'"),
     ("local_lr=0,-0.0,0.5", "found 'local_lr=0' and 'local_lr=-0.0'"),
     ("b2=.9,0.90", "found 'b2=.9' and 'b2=0.90'"),
+    ("rule=fedprox,fedprox(mu=1e-2)", "found 'rule=fedprox' and 'rule=fedprox(mu=1e-2)'"),
+    ("upload=clip(1)+sign,clip(1.0)+sign(0)", "found 'upload=clip(1)+sign' and ...sign(0)'"),
+    ("target=loss<=.5,loss<=0.50", "found 'target=loss<=.5' and 'target=loss<=0.50'"),
     ("server_lr=0.1,0.1", None),
 ])  # fmt: skip
 def test_nf_26_values_of_a_sweep_are_compared_as_numbers(capsys, vary, message):
@@ -85,7 +88,11 @@ def test_nf_26_values_of_a_sweep_are_compared_as_numbers(capsys, vary, message):
 
 def test_nf_26_different_values_are_different_trials():
     argv = ["sweep", *SMALL, "--server_lr=0.1", "--out_dir=a"]
-    for vary, count in (("server_lr=0.1,0.2 seed=1,2", 4), ("local_lr=0,1e-37", 2)):
+    for vary, count in (
+        ("server_lr=0.1,0.2 seed=1,2", 4),
+        ("local_lr=0,1e-37", 2),
+        ("rule=none,fedprox,fedprox(0.1),feddyn", 4),
+    ):
         assert len(sweep_flags.parse_sweep([*argv, f"--vary={vary}"]).trials) == count
 
 
