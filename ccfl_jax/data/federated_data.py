@@ -105,17 +105,7 @@ class FederatedData:
         warn_of_faults(arrays)
         rows = num_rows(arrays)
         indices, offsets = integer_vector("indices", indices), integer_vector("offsets", offsets)
-        wide = offsets.astype(np.int64)
-        if len(wide) < 2 or wide[0] != 0 or wide[-1] != len(indices) or (np.diff(wide) < 0).any():
-            ends = f"{wide[0]} to {wide[-1]}" if wide.size else "nothing"
-            raise ValueError(
-                f"offsets: expected at least 2, ascending from 0 to {len(indices)}, the length of "
-                f"indices, found {len(wide)} numbers, {ends}"
-            )
-        if indices.size and not 0 <= indices.min() <= indices.max() < rows:
-            place = np.flatnonzero((indices < 0) | (indices >= rows))[0]
-            client = np.searchsorted(wide[1:], place, side="right")
-            raise ValueError(_no_row(int(client), int(indices[place]), rows))
+        _check_lists(indices, offsets, rows, len(indices))
         return cls(
             arrays=arrays,
             indices=indices.astype(np.int32, copy=False),
@@ -195,10 +185,29 @@ def converted(data: FederatedData) -> FederatedData:
 
     Raises:
         ValueError: for arrays as in `from_indices`, also those that are on disk; for indices or
-            offsets that are no integers.
+            offsets that are no integers or, on the host, outside their range.
     """
+    arrays = samples(data.arrays)
     lists = int32_array("indices", data.indices), int32_array("offsets", data.offsets)
-    return FederatedData(samples(data.arrays), *lists)
+    if all(isinstance(one, np.ndarray) and one.ndim == 1 for one in lists):  # of no trials
+        _check_lists(*lists, num_rows(arrays))
+    return FederatedData(arrays, *lists)
+
+
+def _check_lists(indices: np.ndarray, offsets: np.ndarray, rows: int, least_end: int = 0) -> None:
+    """Raises ValueError for offsets that do not ascend from 0 to the length of `indices` or, with
+    rows that are no client's, `least_end`; and for a row outside 0..rows-1."""
+    wide, ends = offsets.astype(np.int64), range(least_end, len(indices) + 1)
+    if len(wide) < 2 or wide[0] != 0 or wide[-1] not in ends or (np.diff(wide) < 0).any():
+        ends = f"{wide[0]} to {wide[-1]}" if wide.size else "nothing"
+        raise ValueError(
+            f"offsets: expected at least 2, ascending from 0 to {len(indices)}, the length of "
+            f"indices, found {len(wide)} numbers, {ends}"
+        )
+    if indices.size and not 0 <= indices.min() <= indices.max() < rows:
+        place = np.flatnonzero((indices < 0) | (indices >= rows))[0]
+        client = np.searchsorted(wide[1:], place, side="right")
+        raise ValueError(_no_row(int(client), int(indices[place]), rows))
 
 
 def _on_device(array: Array) -> jax.Array:

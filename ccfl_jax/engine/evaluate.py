@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Batch, Params, Task
-from ccfl_jax.checks import check_kind, check_whole
+from ccfl_jax.checks import check_kind, check_whole, unmasked
 from ccfl_jax.data import FederatedData
 from ccfl_jax.data.arrays import held, num_rows, samples, warn_of_faults
 from ccfl_jax.data.federated_data import converted
@@ -140,7 +140,7 @@ def fairness(scores: Any) -> Fairness:
         scores: float `[clients]`, as `evaluate_clients` gives them; nan is left out.
 
     Raises:
-        ValueError: for scores that are not `[clients]`.
+        ValueError: for scores that are no numbers `[clients]`, or masked.
 
     Examples:
         >>> scores = np.array([0.9, 0.8, 0.95, np.nan, 0.35])  # nan of one without samples
@@ -148,10 +148,10 @@ def fairness(scores: Any) -> Fairness:
         >>> round(found.mean, 2), round(found.worst, 2)
         (0.75, 0.35)
     """
-    known = np.asarray(scores, np.float64)
-    if known.ndim != 1:
-        raise ValueError(f"scores: expected [clients], found shape {known.shape}")
-    known = np.sort(known[~np.isnan(known)])
+    known = unmasked("scores", scores)
+    if known.ndim != 1 or known.dtype.kind not in "fiu":
+        raise ValueError(f"scores: expected numbers [clients], found {known.dtype} {known.shape}")
+    known = np.sort(known[~np.isnan(known)].astype(np.float64))
     if not known.size:
         return Fairness(np.nan, np.nan, np.nan)
     worst = known[: -(-len(known) // 10)]

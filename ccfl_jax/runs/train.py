@@ -14,7 +14,7 @@ import numpy as np
 from ccfl_jax.algorithm.types import Batch
 from ccfl_jax.checks import check_kind, check_whole
 from ccfl_jax.data import FederatedData
-from ccfl_jax.data.arrays import formed
+from ccfl_jax.data.arrays import formed, held
 from ccfl_jax.engine.evaluate import evaluate as scores_of
 from ccfl_jax.engine.method_checks import check_functions
 from ccfl_jax.engine.run import run_rounds
@@ -99,10 +99,10 @@ def train(
     for callback in callbacks:
         check_kind("callbacks", callback, Callable, "functions")
     check_functions(simulation.task, data.arrays, formed(test))
-    # Copied, as the loop uses the buffers of its states again.
-    begun = (
-        _first(simulation, schedule, data, key) if state is None else jax.tree.map(jnp.copy, state)
-    )
+    if state is None:
+        begun = _first(simulation, schedule, data, key)
+    else:  # copied, as the loop uses the buffers of its states again
+        begun = jax.tree.map(jnp.copy, held("state", state))
     _check_rows(rows, int(begun.round))
     now = train_loop.start(begun, 1)._replace(rows=[[*rows]])
     program = _program(simulation, times, schedule, data, test, sent or _one_model(begun))

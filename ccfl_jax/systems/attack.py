@@ -24,6 +24,7 @@ from ccfl_jax.checks import (
     check_number,
     check_seed,
     check_whole,
+    unmasked,
 )
 from ccfl_jax.data import FederatedData
 from ccfl_jax.systems.lengths import mean_of
@@ -311,7 +312,9 @@ def _attack(flags: Array, client: jax.Array) -> jax.Array:
 
 def _checked(attackers: Any) -> Array:
     """`attackers` as an array; a copy of NumPy's, so that later writes change nothing."""
-    flags = attackers if isinstance(attackers, jax.Array) else np.array(attackers)
+    flags = attackers
+    if not isinstance(attackers, jax.Array):
+        flags = unmasked("attackers", attackers).copy()
     if flags.dtype != bool or flags.ndim != 1 or not flags.size:
         raise ValueError(f"attackers: expected bools [clients], found {flags.dtype} {flags.shape}")
     return flags

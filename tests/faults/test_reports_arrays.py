@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import assert_trees_equal, federated, softmax_task
-from refusal import refused
+from refusal import matches, refused
 
 import ccfl_jax as ccfl
 from ccfl_jax import FederatedData, availability, speed
@@ -19,6 +19,15 @@ SCHEDULE = ccfl.random_schedule(0, 2, 3, 2, max_delay=1)
 ROUND = ccfl.build_round(TASK, SERVER, 0.1, batch_size=4)
 FIRST = {"w": np.linspace(0, 1, 18, dtype="f").reshape(6, 3), "b": np.ones(3, "f")}
 LABELS, SECONDS = np.arange(60) % 3, np.linspace(1, 2, 20)
+
+
+def gone_on(form):
+    """Rows of `ccfl.train` from a state whose parameters have this form."""
+    simulation = ccfl.simulation(TASK, SERVER, 0.1, batch_size=4)
+    state = simulation.init(jax.random.key(0), 2)
+    state = state._replace(params=jax.tree.map(form, state.params))
+    given = simulation, SCHEDULE, data_of(ARRAYS), ARRAYS
+    return ccfl.train(*given, progress=False, state=state)[1][-1]["test_loss"]
 
 
 def data_of(arrays):
@@ -128,6 +137,27 @@ def test_nf_11_lists_that_are_no_rows_are_refused(indices, message):
     refused(message, trained, FederatedData(ARRAYS, indices, OFFSETS))
 
 
+@pytest.mark.parametrize("build", [FederatedData, FederatedData.from_offsets])
+def test_nf_11_rows_that_do_not_exist_are_refused_however_the_data_were_built(build):
+    """A compiled program would take the last row for them."""
+    message = "indices of client 2: expected rows 0 to 15, found 16"
+    refused(message, lambda: trained(build(ARRAYS, np.r_[FLAT[:-1], 16], OFFSETS)))
+    message = "offsets: expected at least 2, ascending from 0 to 16, ..., found 4 numbers, ..."
+    for offsets in ([0, 12, 5, 16], [0, 5, 12, 17], [1, 5, 12, 16]):
+        with pytest.raises(ValueError) as caught:
+            trained(build(ARRAYS, FLAT, np.array(offsets)))
+        matches(message, str(caught.value))
+
+
+def test_nf_11_a_state_to_go_on_from_may_be_of_any_byte_order():
+    assert gone_on(lambda a: np.asarray(a).astype(">f4")) == gone_on(lambda a: a)
+
+
+@pytest.mark.parametrize("scores", [["0.5"], [0.5j], [None], 0.5])
+def test_nf_11_scores_that_are_no_numbers_are_refused(scores):
+    refused("scores: expected numbers [clients], found ...", ccfl.fairness, scores)
+
+
 def test_nf_11_rows_that_are_not_finite_are_counted_in_a_warning():
     arrays = {"x": INFINITE, "y": Y}
     said = "array 'x': expected finite numbers, found 2 rows with nan or inf, the first is row 3"
@@ -149,6 +179,9 @@ MASKED = {
     "labels of y": lambda: check_labels(hidden(LABELS), 3, "y"),
     "clients": lambda: data_of(ARRAYS).only(hidden(np.arange(3))),
     "indices of client 0": lambda: FederatedData.from_indices(ARRAYS, [hidden(FLAT)]),
+    "scores": lambda: ccfl.fairness(hidden(SECONDS)),
+    "attackers": lambda: ccfl.systems.sign_flip(hidden([True] * 3)),
+    "state.params.b": lambda: gone_on(hidden),
     "params.w": lambda: ccfl.evaluate(TASK, {**FIRST, "w": hidden(FIRST["w"])}, ARRAYS),
     "step": lambda: speed.Devices(hidden(SECONDS), SECONDS, SECONDS).check(),
     "seconds": lambda: speed.slowness(hidden(SECONDS)),
