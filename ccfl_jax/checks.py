@@ -77,8 +77,8 @@ def check_known(
     above: bool = False,
     below: bool = False,
 ) -> Any:
-    """The number, as Python's where it is NumPy's; ValueError as `check_number`, unless it is an
-    argument of a program, which is not known yet."""
+    """The number, as Python's where it is NumPy's; ValueError as `check_number`, and for one that
+    is 0 or infinite on a device, unless it is an argument of a program, which is not known yet."""
     if isinstance(value, Tracer):
         return value
     number = (
@@ -87,6 +87,11 @@ def check_known(
         else plain(value)
     )
     check_number(name, number, least, most, above, below)
+    held = np.finfo(jax.dtypes.canonicalize_dtype(np.float64))
+    if not (number == 0 or float(held.tiny) <= abs(number) <= float(held.max)):
+        raise ValueError(
+            f"{name}: expected 0, or a number of {held.dtype} (or jax_enable_x64), found {number!r}"
+        )
     return plain(value)
 
 

@@ -188,21 +188,22 @@ def converted(data: FederatedData) -> FederatedData:
             offsets that are no integers or, on the host, outside their range.
     """
     arrays = samples(data.arrays)
-    lists = int32_array("indices", data.indices), int32_array("offsets", data.offsets)
-    if all(isinstance(one, np.ndarray) and one.ndim == 1 for one in lists):  # of no trials
-        _check_lists(*lists, num_rows(arrays))
-    return FederatedData(arrays, *lists)
+    indices, offsets = int32_array("indices", data.indices), int32_array("offsets", data.offsets)
+    if isinstance(indices, np.ndarray) and isinstance(offsets, np.ndarray) and indices.ndim == 1:
+        _check_lists(indices, offsets, num_rows(arrays))  # of one run, not of trials
+    return FederatedData(arrays, indices, offsets)
 
 
 def _check_lists(indices: np.ndarray, offsets: np.ndarray, rows: int, least_end: int = 0) -> None:
     """Raises ValueError for offsets that do not ascend from 0 to the length of `indices` or, with
     rows that are no client's, `least_end`; and for a row outside 0..rows-1."""
-    wide, ends = offsets.astype(np.int64), range(least_end, len(indices) + 1)
-    if len(wide) < 2 or wide[0] != 0 or wide[-1] not in ends or (np.diff(wide) < 0).any():
+    wide, most = offsets.astype(np.int64), len(indices)
+    fits = len(wide) > 1 and wide[0] == 0 and least_end <= wide[-1] <= most
+    if not fits or (np.diff(wide) < 0).any():
         ends = f"{wide[0]} to {wide[-1]}" if wide.size else "nothing"
         raise ValueError(
-            f"offsets: expected at least 2, ascending from 0 to {len(indices)}, the length of "
-            f"indices, found {len(wide)} numbers, {ends}"
+            f"offsets: expected at least 2, ascending from 0 to {most}, the length of indices, "
+            f"found {len(wide)} numbers, {ends}"
         )
     if indices.size and not 0 <= indices.min() <= indices.max() < rows:
         place = np.flatnonzero((indices < 0) | (indices >= rows))[0]

@@ -149,9 +149,11 @@ def fairness(scores: Any) -> Fairness:
         (0.75, 0.35)
     """
     known = unmasked("scores", scores)
-    if known.ndim != 1 or known.dtype.kind not in "fiu":
+    real = jnp.issubdtype(known.dtype, jnp.floating) or known.dtype.kind in "iu"
+    if known.ndim != 1 or not real:
         raise ValueError(f"scores: expected numbers [clients], found {known.dtype} {known.shape}")
-    known = np.sort(known[~np.isnan(known)].astype(np.float64))
+    known = known.astype(np.float64)
+    known = np.sort(known[~np.isnan(known)])
     if not known.size:
         return Fairness(np.nan, np.nan, np.nan)
     worst = known[: -(-len(known) // 10)]

@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from ccfl_jax.algorithm import tree_util
 from ccfl_jax.algorithm.types import Aggregate, Arrivals, Batch, Params, Rule, Task
-from ccfl_jax.checks import check_kind, check_number, check_promotion, one_line
+from ccfl_jax.checks import check_kind, check_known, check_promotion, one_line
 from ccfl_jax.data.arrays import held, held_dtype
 from ccfl_jax.engine.state import State
 
@@ -78,7 +78,8 @@ def check_local(task: Task, local: Any) -> None:
             "local: expected an optax optimiser, a number, or a function of the round that gives "
             f"one, found {one_line(found)}"
         )
-    return check_number("local", float(rate))
+    check_known("local", float(rate))
+    return None
 
 
 def _takes_the_round(function: Callable) -> bool:

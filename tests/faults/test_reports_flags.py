@@ -1,9 +1,12 @@
 """What is written on a command line or in a file: paths, values of a sweep, numbers."""
 
+import jax
 import pytest
-from refusal import ended, matches
+from problems import softmax_task
+from refusal import ended, matches, refused
 from small_runs import SMALL, line
 
+import ccfl_jax as ccfl
 from experiments import bench, debian_corpus, schedule, sweep, train
 from experiments.config import (
     bench_flags,
@@ -154,3 +157,18 @@ def test_a_run_folder_of_no_text_is_refused_before_anything_is_made(tmp_path, ca
     told = ended(2, capsys, train.main, *line("--rounds=2", "--out_dir=a\udcfc")).err
     assert told == "train: --out_dir: expected a path in UTF-8, found 'a\\udcfc'\n"
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("number", [1e-46, 1e-39, 1e39])
+def test_point_7_numbers_that_float32_does_not_hold_are_refused_from_code_too(number):
+    """As 0 or inf they would train nothing; in float64 they are numbers."""
+    made = {
+        "learning_rate": lambda: ccfl.cc_fedams(number),
+        "local": lambda: ccfl.build_round(softmax_task(), ccfl.cc_fedavg(), number),
+        "mu": lambda: ccfl.systems.fedprox(number),
+    }
+    for name, call in made.items():
+        refused(f"{name}: expected 0, or a number of float32 (or jax_enable_x64), found {number}",
+                call)  # fmt: skip
+    with jax.enable_x64(True):
+        assert [call() for call in made.values()]
