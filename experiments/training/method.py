@@ -81,7 +81,7 @@ def _call(flag: str, word: str) -> Call:
         if argument == "share" and flag == "attack":
             fixed[argument] = value
         elif parameters[argument].annotation is bool and value not in (0, 1):
-            raise ValueError(f"--{flag}: {argument}: expected 0 or 1, found {value:g}")
+            raise ValueError(f"--{flag}: expected 0 or 1 for {argument}, found {value:g}")
         elif "Array" in str(parameters[argument].annotation):
             numbers[argument] = np.float32(value)
         elif value == int(value) and parameters[argument].annotation in (int, bool):

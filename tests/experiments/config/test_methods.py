@@ -135,8 +135,8 @@ def test_what_does_not_fit_together_is_refused(words, message):
          "found -1.0"),
         ("--attack=label_flip(2)", "--attack: share: expected a finite number >= 0 and <= 1, found "
          "2.0"),
-        ("--rule=mifa(wait=5)", "--rule: wait: expected 0 or 1, found 5"),
-        ("--upload=top_k(0.1,0.5)", "--upload: feedback: expected 0 or 1, found 0.5"),
+        ("--rule=mifa(wait=5)", "--rule: expected 0 or 1 for wait, found 5"),
+        ("--upload=top_k(0.1,0.5)", "--upload: expected 0 or 1 for feedback, found 0.5"),
         ("--aggregate=krum(-1)", "--aggregate: byzantine: expected an integer >= 0, found -1"),
     ],
 )  # fmt: skip
