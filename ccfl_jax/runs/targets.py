@@ -1,5 +1,6 @@
 """Targets: a score that a run is to reach, and what it took."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -32,7 +33,9 @@ def target(text: str) -> Target:
     found = re.fullmatch(
         r"\s*(\w+)\s*([<>])=\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", text
     )
-    if found is None:
+    digits = found and re.search("[1-9]", re.split("[eE]", found[3])[0])
+    # Beyond floats is another number than was asked for.
+    if found is None or math.isinf(float(found[3])) or (digits and not float(found[3])):
         raise ValueError(f"target: expected NAME>=NUMBER or NAME<=NUMBER, found {text!r}")
     return Target(found[1], found[2] == ">", float(found[3]))
 

@@ -181,3 +181,9 @@ def test_memory_does_not_grow_with_the_number_of_slots():
         compiled = jax.jit(simulation.round).lower(state, row, one_row_data(1000)).compile()
         room.append(compiled.memory_analysis().temp_size_in_bytes)
     assert room[1] < room[0] + model_bytes
+
+
+def test_a_schedule_of_lists_is_that_of_its_arrays():
+    names, arrays = ("client", "staleness", "work", "present"), drawn(3)
+    lists = arrays.replace(**{name: getattr(arrays, name).tolist() for name in names})
+    assert_trees_equal(run(lists), run(arrays))

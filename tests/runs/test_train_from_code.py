@@ -146,7 +146,9 @@ def test_wrong_arguments_are_refused(wrong, message):
 def test_a_target_is_read_and_met():
     assert targets.target(" accuracy >= .5 ") == targets.Target("accuracy", True, 0.5)
     assert targets.target("train_loss<=1e-2") == targets.Target("train_loss", False, 0.01)
-    for text in ("accuracy", "accuracy>0.5", "accuracy>=x", "accuracy>=", ">=1"):
+    assert targets.target("accuracy>=0e9").value == 0
+    beyond = ("accuracy>=1e-400", "accuracy>=1e400")
+    for text in ("accuracy", "accuracy>0.5", "accuracy>=x", "accuracy>=", ">=1", *beyond):
         refused("target: expected NAME>=NUMBER or NAME<=NUMBER, found ...", targets.target, text)
     high, low = targets.target("accuracy>=0.5"), targets.target("test_loss<=1")
     rows = [{"test_accuracy": a, "test_loss": b} for a, b in ((0.4, 2), (None, None), (0.5, 1))]
