@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from quadratic_clients import DELAY, D, assert_same_run, both_precisions, busy, delta, run, twin
+from quadratic_clients import DELAY, D, both_precisions, busy, delta, run, twin
 from refusal import refused
 
 import ccfl_jax as ccfl
@@ -44,8 +44,7 @@ def test_a_tree_without_noise_is_the_same():
     schedule = busy()
     rule, aggregate, noise = systems.dp_ftrl(0.2, 0.0, uploads=4, rounds=50)
     server = optax.chain(noise, ccfl.cc_fedavg())
-    state, _ = run(schedule, server, rule=rule, aggregate=aggregate)
-    assert_same_run(state, clipped_twin(schedule), 1e-5)
+    both_precisions(schedule, clipped_twin(schedule), server, rule=rule, aggregate=aggregate)
 
 
 def test_a_clip_that_follows_a_quantile():
