@@ -88,7 +88,9 @@ def test_fairness_is_mean_worst_decile_and_variance_over_clients_with_a_score(cl
 
 def test_fairness_of_nobody_is_nan_and_of_a_table_refused():
     assert np.isnan(ccfl.fairness([np.nan])).all()
-    refused("scores: expected [clients], found shape (2, 3)", ccfl.fairness, np.zeros((2, 3)))
+    refused(
+        "scores: expected numbers [clients], found float64 (2, 3)", ccfl.fairness, np.zeros((2, 3))
+    )
 
 
 def test_what_cannot_be_scored_is_refused_and_a_model_that_is_not_finite_has_no_score():
