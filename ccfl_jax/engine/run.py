@@ -130,8 +130,8 @@ def padded(schedule: Schedule) -> tuple[Schedule, int]:
         return jnp.asarray(np.pad(a, widths), bool if a.dtype == bool else jnp.int32)
 
     # Static fields are part of the program; only the unit of work changes it.
-    plain = schedule.checked().replace(time=None, num_clients=None, first_round=None, rows=None)
-    return jax.tree.map(fill, plain), rounds
+    plain = schedule.replace(time=None, num_clients=None, first_round=None, rows=None)
+    return jax.tree.map(fill, plain, is_leaf=lambda a: isinstance(a, list | tuple)), rounds
 
 
 def check_schedule(
