@@ -47,6 +47,8 @@ def _normalised(x, scale, bias, groups):
     return _forward(x, scale, bias, groups)[0]
 
 
+# Traced, and given to XLA, once for all layers of one shape; so is the gradient.
+@functools.partial(jax.jit, static_argnums=3)
 def _forward(x, scale, bias, groups):
     mean, square = _group_means(jnp.stack([_over_pixels(x), _over_pixels(x * x)]), x, groups)
     var = square - mean * mean
@@ -56,6 +58,7 @@ def _forward(x, scale, bias, groups):
     return y, (x, scale, mean, var, rate)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _backward(groups, residuals, g):
     """With x' = (x - mean) rate: `dx = rate (scale g - mean(scale g) - x' mean(scale g x'))`."""
     x, scale, mean, var, rate = residuals

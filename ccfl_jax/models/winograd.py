@@ -38,13 +38,12 @@ def _evaluation(coefficients):
     return np.vstack([np.vander(_POINTS, coefficients, increasing=True), last])
 
 
-def _evaluation_2d(coefficients):
-    """`[36, coefficients^2]`: both directions at once; points of the columns come first."""
-    one = _evaluation(coefficients)
+def _in_2d(one):
+    """`[36, n^2]` of a `[6, n]` matrix: both directions, points of the columns first."""
     return np.einsum("iu,jv->jiuv", one, one).reshape(36, -1)
 
 
-_A, _G, _B = _evaluation_2d(4), _evaluation_2d(3), np.linalg.inv(_evaluation(6))
+_A, _G, _B = _evaluation(4), _evaluation(3), np.linalg.inv(_evaluation(6))
 
 
 def conv_winograd(x: jax.Array, kernel: jax.Array, edges: Sequence[tuple[int, int]]) -> jax.Array:
@@ -64,49 +63,59 @@ def _linear(matrix, x):
     return (jnp.asarray(matrix, x.dtype) @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
 
 
-def _transformed(x, axis):
-    """`B^T` of the six pixels of each tile along the axis, stacked first: `[6, .., tiles, ..]`."""
-    end = x.shape[axis] - 5
-    pixels = [lax.slice_in_dim(x, n, n + end, 4, axis) for n in range(6)]
+def _along_rows(matrix, x):
+    """`matrix` `[6, n]` times the n rows of each tile: `[b, h, ...] -> [6, b, tiles, ...]`."""
+    count = matrix.shape[1]
+    last = x.shape[1] - count + 1
+    rows = [lax.slice_in_dim(x, n, n + last, 4, axis=1) for n in range(count)]
 
-    def combined(column):
-        terms = [a * d for a, d in zip(column, pixels, strict=True) if abs(a) > 1e-9]
+    def combined(weights):
+        terms = [a * d for a, d in zip(weights, rows, strict=True) if abs(a) > 1e-9]
         return sum(terms[1:], terms[0])
 
-    return jnp.stack([combined(column) for column in _B.T.tolist()])
+    return jnp.stack([combined(weights) for weights in matrix.tolist()])
+
+
+def _at_points(matrix, x):
+    """`_along_rows`, then along columns: `[b, h, w, c] -> [36, tiles, c]`.
+
+    Rows of pixels and their features stay two axes: merged, XLA would compute an index for every
+    number of what makes `x`, the norm and relu of a ResNet.
+    """
+    _, _, width, features = x.shape
+    x = _along_rows(matrix, x).reshape(-1, width, features)
+    return _along_rows(matrix, x).reshape(36, -1, features)
 
 
 def _tiles(x, edges):
     """`B^T d B`: `[b, h, w, i] -> [36, tiles, i]`, and how many tiles: `(b, rows, columns)`."""
-    b, *size, i = x.shape
+    b, *size, _ = x.shape
     counts = [-(-(n + sum(e) - 2) // 4) for n, e in zip(size, edges, strict=True)]
     pads = [(e[0], 4 * c + 2 - n - e[0], 0) for n, e, c in zip(size, edges, counts, strict=True)]
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
-    width = x.shape[2]
-    # A row of pixels as one axis: XLA then runs over it without an index for every pixel.
-    x = _transformed(x.reshape(b, -1, width * i), 1)
-    x = _transformed(x.reshape(6 * b * counts[0], width, i), 1)
-    return x.reshape(36, -1, i), (b, *counts)
+    return _at_points(_B.T, x), (b, *counts)
 
 
+# Traced, and given to XLA, once for all layers of one shape.
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _forward(edges, turned, x, kernel):
     tiles, (b, rows, columns) = _tiles(x, edges)
     # Turned around and transposed, for the gradient of the input, without a copy of the kernel.
-    matrix, dimensions = (_G[:, ::-1], _TURNED) if turned else (_G, _PLAIN)
+    matrix, dimensions = (_in_2d(_G)[:, ::-1], _TURNED) if turned else (_in_2d(_G), _PLAIN)
     y = lax.dot_general(tiles, _linear(matrix, kernel.reshape(9, *kernel.shape[2:])), dimensions)
-    y = _linear(_A.T, y).reshape(4, 4, b, rows, columns, -1).transpose(2, 3, 0, 4, 1, 5)
+    y = _linear(_in_2d(_A).T, y).reshape(4, 4, b, rows, columns, -1).transpose(2, 3, 0, 4, 1, 5)
     y = y.reshape(b, 4 * rows, 4 * columns, -1)
     height, width = (n + sum(e) - 2 for n, e in zip(x.shape[1:3], edges, strict=True))
     return y[:, :height, :width]
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _kernel_gradient(edges, x, g):
-    tiles, (b, rows, columns) = _tiles(x, edges)
+    tiles, (_, rows, columns) = _tiles(x, edges)
     _, height, width, o = g.shape
     g = jnp.pad(g, ((0, 0), (0, 4 * rows - height), (0, 4 * columns - width), (0, 0)))
-    g = g.reshape(b, rows, 4, columns, 4, o).transpose(2, 4, 0, 1, 3, 5).reshape(16, -1, o)
-    dk = lax.dot_general(tiles, _linear(_A, g), _OVER_TILES)
-    return _linear(_G.T, dk).reshape(3, 3, -1, o)
+    dk = lax.dot_general(tiles, _at_points(_A, g), _OVER_TILES)
+    return _linear(_in_2d(_G).T, dk).reshape(3, 3, -1, o)
 
 
 def _in_turn(function: Callable, *args: jax.Array, per_image: bool = True) -> jax.Array:
