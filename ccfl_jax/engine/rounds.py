@@ -86,8 +86,8 @@ def build_round(
         mesh: devices to spread the clients of a round over, along its first axis; one device by
             default. All of them hold state and data: put them there first, with
             `jax.device_put(..., NamedSharding(mesh, PartitionSpec()))`, or every run compiles
-            twice. For host devices set XLA_FLAGS to `--xla_cpu_multi_thread_eigen=false`, or each
-            device's operations are split over all cores.
+            twice. On a CPU use the run commands' XLA_FLAGS: `--xla_cpu_multi_thread_eigen=false
+            --xla_backend_extra_options=-unroll-full-max-count=8`, with which rounds are faster.
 
     Returns:
         `round_fn`; `slots` is a row of a `Schedule` (arrays `[slots]`), `data` a `FederatedData`.

@@ -277,9 +277,22 @@ def test_the_command_says_that_a_huge_rate_blew_up(tmp_path, monkeypatch, capsys
     assert last["test_loss"] > 1000 * first["test_loss"]
 
 
-def test_xla_flags_are_set_once(monkeypatch):
-    """Kept programs are found under the same flags only; what a user gave comes last and counts."""
+@pytest.mark.parametrize(("plugins", "platforms", "vectors"), [
+    ([], None, True),
+    (["cuda"], None, False),
+    (["cuda"], "cpu", True),
+    (["cuda"], "cuda,cpu", False),
+])  # fmt: skip
+def test_xla_flags_are_set_once(monkeypatch, plugins, platforms, vectors):
+    """Kept programs are found under the same flags only; what a user gave comes last and counts.
+
+    What is for a CPU's vectors is for all of XLA, so a GPU's programs must not see it.
+    """
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
+    monkeypatch.setattr(devices, "entry_points", lambda group: plugins)
+    config = SimpleNamespace(jax_platforms=platforms, jax_num_cpu_devices=2, update=lambda *_: None)
+    monkeypatch.setattr(devices, "jax", SimpleNamespace(config=config))
+    expected = [devices._ON_ONE_CORE, *[devices._VECTORS] * vectors, "--xla_of_the_user=1"]
     for _ in range(2):
-        devices.make_host_devices(jax.config.jax_num_cpu_devices)
-        assert os.environ["XLA_FLAGS"] == f"{devices._ON_ONE_CORE} --xla_of_the_user=1"
+        devices.make_host_devices(2)
+        assert os.environ["XLA_FLAGS"].split() == expected
