@@ -229,6 +229,8 @@ def test_what_fails_or_has_no_time_is_named_and_the_rest_goes_on(tmp_path, monke
 
     monkeypatch.setattr(measure, "measure", fail)
     monkeypatch.setattr(measure, "measure_rates", lambda *_: {"samples_per_s": 1.0, "gflops": 1.0})
+    for name in {case.workload for case in CASES["accelerator"]}:
+        monkeypatch.setattr(workloads, name, lambda **_: SimpleNamespace(local_lr=0.1))
 
     def errors(*args):
         path = tmp_path / "results.json"
