@@ -43,7 +43,8 @@ def _in_2d(one):
     return np.einsum("iu,jv->jiuv", one, one).reshape(36, -1)
 
 
-_A, _G, _B = _evaluation(4), _evaluation(3), np.linalg.inv(_evaluation(6))
+_A, _B = _evaluation(4), np.linalg.inv(_evaluation(6))
+_A_2D, _G_2D = _in_2d(_A), _in_2d(_evaluation(3))
 
 
 def conv_winograd(x: jax.Array, kernel: jax.Array, edges: Sequence[tuple[int, int]]) -> jax.Array:
@@ -101,9 +102,9 @@ def _tiles(x, edges):
 def _forward(edges, turned, x, kernel):
     tiles, (b, rows, columns) = _tiles(x, edges)
     # Turned around and transposed, for the gradient of the input, without a copy of the kernel.
-    matrix, dimensions = (_in_2d(_G)[:, ::-1], _TURNED) if turned else (_in_2d(_G), _PLAIN)
+    matrix, dimensions = (_G_2D[:, ::-1], _TURNED) if turned else (_G_2D, _PLAIN)
     y = lax.dot_general(tiles, _linear(matrix, kernel.reshape(9, *kernel.shape[2:])), dimensions)
-    y = _linear(_in_2d(_A).T, y).reshape(4, 4, b, rows, columns, -1).transpose(2, 3, 0, 4, 1, 5)
+    y = _linear(_A_2D.T, y).reshape(4, 4, b, rows, columns, -1).transpose(2, 3, 0, 4, 1, 5)
     y = y.reshape(b, 4 * rows, 4 * columns, -1)
     height, width = (n + sum(e) - 2 for n, e in zip(x.shape[1:3], edges, strict=True))
     return y[:, :height, :width]
@@ -115,7 +116,7 @@ def _kernel_gradient(edges, x, g):
     _, height, width, o = g.shape
     g = jnp.pad(g, ((0, 0), (0, 4 * rows - height), (0, 4 * columns - width), (0, 0)))
     dk = lax.dot_general(tiles, _at_points(_A, g), _OVER_TILES)
-    return _linear(_in_2d(_G).T, dk).reshape(3, 3, -1, o)
+    return _linear(_G_2D.T, dk).reshape(3, 3, -1, o)
 
 
 def _in_turn(function: Callable, *args: jax.Array, per_image: bool = True) -> jax.Array:
