@@ -87,7 +87,7 @@ def build_round(
             default. All of them hold state and data: put them there first, with
             `jax.device_put(..., NamedSharding(mesh, PartitionSpec()))`, or every run compiles
             twice. On a CPU use the run commands' XLA_FLAGS: `--xla_cpu_multi_thread_eigen=false
-            --xla_backend_extra_options=-unroll-full-max-count=8`, with which rounds are faster.
+            --xla_backend_extra_options=xla_cpu_disable_loop_unrolling`: rounds are faster.
 
     Returns:
         `round_fn`; `slots` is a row of a `Schedule` (arrays `[slots]`), `data` a `FederatedData`.

@@ -25,7 +25,7 @@ _HEARTBEAT_SECONDS = 20
 _ON_ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
 # LLVM unrolls loops over 16 numbers before it looks for vectors, and then finds none: CNNs and
 # ResNets take a tenth longer, logistic regression a fifth.
-_VECTORS = "--xla_backend_extra_options=-unroll-full-max-count=8"
+_VECTORS = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
 
 
 def start(config: Config) -> Mesh:
