@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import functools
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -7,6 +8,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 from hypothesis import settings
+from jax._src import compiler
+
+OLDER_EMITTERS = "xla_cpu_use_fusion_emitters"
+get_compile_options = compiler.get_compile_options
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; all others use the first
@@ -35,11 +40,32 @@ def programs_let_go():
     jax.clear_caches()
 
 
+def with_older_emitters(*args, env_options_overrides=None, **kwargs):
+    """JAX's options of a program, with XLA's first way to make a CPU's loops."""
+    options = {OLDER_EMITTERS: False, **(env_options_overrides or {})}
+    return get_compile_options(*args, env_options_overrides=options, **kwargs)
+
+
+@functools.cache
+def emitters_can_be_named():
+    """Whether this XLA knows the option: other versions may not."""
+    try:
+        jax.jit(lambda: 0, compiler_options={OLDER_EMITTERS: False})()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def quickly_compiled():
-    """The compiler optimises little, which halves its time; numbers keep their tolerances. It
-    holds for processes that a test starts, too."""
+    """The compiler optimises little, and a CPU's makes loops its older way: a quarter of its time,
+    and numbers keep their tolerances. It holds for processes that a test starts, too."""
     with pytest.MonkeyPatch.context() as patch:
+        if emitters_can_be_named():
+            # JAX has no public way to set an option of all programs once XLA has started.
+            patch.setattr(compiler, "get_compile_options", with_older_emitters)
+            flags = f"{os.environ.get('XLA_FLAGS', '')} --{OLDER_EMITTERS}=false"
+            patch.setenv("XLA_FLAGS", flags.strip())
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", True)
         yield
