@@ -5,6 +5,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.linen.dtypes import promote_dtype
 from jax import lax
 
@@ -50,10 +51,10 @@ def _normalised(x, scale, bias, groups):
 # Traced, and given to XLA, once for all layers of one shape; so is the gradient.
 @functools.partial(jax.jit, static_argnums=3)
 def _forward(x, scale, bias, groups):
-    mean, square = _group_means(jnp.stack([_over_pixels(x), _over_pixels(x * x)]), x, groups)
+    mean, square = (_group_means(_over_pixels(a), x, groups) for a in (x, x * x))
     var = square - mean * mean
     rate = lax.rsqrt(jnp.maximum(var, 0) + _EPSILON)
-    means, rates = _for_features(jnp.stack([mean, rate]), x)
+    means, rates = _for_features(mean, x), _for_features(rate, x)
     y = (x - _per_image(means, x)) * _per_image(rates * scale[None], x) + _per_image(bias[None], x)
     return y, (x, scale, mean, var, rate)
 
@@ -62,14 +63,13 @@ def _forward(x, scale, bias, groups):
 def _backward(groups, residuals, g):
     """With x' = (x - mean) rate: `dx = rate (scale g - mean(scale g) - x' mean(scale g x'))`."""
     x, scale, mean, var, rate = residuals
-    means, rates = _for_features(jnp.stack([mean, rate]), x)
+    means, rates = _for_features(mean, x), _for_features(rate, x)
     centred = x - _per_image(means, x)
     total, along = _over_pixels(g), _over_pixels(g * centred) * rates
-    sums = jnp.stack([scale[None] * total, scale[None] * along])
-    level, slope = _group_means(sums, x, groups)
+    level, slope = (_group_means(scale[None] * a, x, groups) for a in (total, along))
     # As in Flax nothing passes through a variance that was set to 0.
     slope = jnp.where(var > 0, slope, 0) * rate * rate
-    levels, slopes = (_per_image(v, x) for v in _for_features(jnp.stack([level * rate, slope]), x))
+    levels, slopes = (_per_image(_for_features(a, x), x) for a in (level * rate, slope))
     dx = _per_image(rates * scale[None], x) * g - centred * slopes - levels
     return dx, along.sum(0), total.sum(0)
 
@@ -85,20 +85,20 @@ def _over_pixels(x):
 # Products and not sums or broadcasts: XLA for CPUs ends a fusion at them. Else it would compute
 # a group's numbers anew for every pixel.
 def _group_means(sums, x, groups):
-    """The means over groups of sums over pixels: `[k, b, features] -> [k, b, groups]`."""
+    """The means over groups of sums over pixels: `[b, features] -> [b, groups]`."""
     member = _membership(x, groups) * (x.shape[0] * groups / x.size)
-    return jnp.matmul(sums, member, precision=lax.Precision.HIGHEST)
+    return jnp.matmul(sums, member.astype(x.dtype), precision=lax.Precision.HIGHEST)
 
 
 def _for_features(values, x):
-    """The number of its group for every feature: `[k, b, groups] -> [k, b, features]`."""
+    """The number of its group for every feature: `[b, groups] -> [b, features]`."""
     member = _membership(x, values.shape[-1]).T
-    return jnp.matmul(values, member, precision=lax.Precision.HIGHEST)
+    return jnp.matmul(values, member.astype(x.dtype), precision=lax.Precision.HIGHEST)
 
 
 def _membership(x, groups):
     """`[features, groups]`: 1 where the feature is in the group."""
-    return jnp.repeat(jnp.eye(groups, dtype=x.dtype), x.shape[-1] // groups, axis=0)
+    return np.repeat(np.eye(groups), x.shape[-1] // groups, axis=0)
 
 
 def _per_image(values, x):

@@ -66,31 +66,34 @@ def default_lowering(kernel_shape: Sequence[int], strides: Sequence[int], dtype:
 
     On a CPU, for float32, 3 x 3 kernels and stride 1: "winograd" from 8 channels and features on.
     Otherwise "shifted" for 1 x 1 kernels, where it is one product of `x` itself, from 32 input
-    channels on, and from 16 on with a stride; else "banded". The choice rests on this table:
-    milliseconds of forward and backward pass for batches of 20, inside a loop as in a round, one
-    core of a virtual machine, medians of interleaved calls; one client, and five under `vmap`, for
-    which "xla" takes five to ten times as long (JAX 0.10.2).
+    channels on, from 16 on with a stride, and for more than 48 features, where a tile of "banded"
+    is one position; else "banded". The choice rests on this table: milliseconds of forward and
+    backward pass for batches of 20, inside a loop as in a round, one core of a virtual machine,
+    medians of interleaved calls, "xla" on another day; one client, and five under `vmap`, for which
+    "xla" takes five to ten times as long (JAX 0.10.2).
 
                                             one client                   five clients
          h   i ->   o, kernel    xla shifted banded winograd  shifted banded winograd
-        28   1 ->   6, 5 x 5, 1    2.9     1.0    0.4        -      6.7    1.9        -
-        12   6 ->  16, 5 x 5, 1    8.1     0.5    0.4        -      3.6    1.9        -
-        12   6 ->  16, 5 x 5, 2    1.2     0.3    0.1        -      1.4    0.5        -
-        28   1 ->  32, 5 x 5, 1     17     1.4    0.9        -       11    6.9        -
-        32   3 ->  16, 3 x 3, 1     25     1.9    1.5      2.7       13    8.4       18
-        32   8 ->  16, 3 x 3, 1     67     3.5    3.8      2.4       32     28       19
-        32  16 ->  16, 3 x 3, 1    168      13    9.6      3.9       79     60       30
-        16  32 ->  32, 3 x 3, 1    168     5.8    5.6      1.9       40     40       16
-         8  64 ->  64, 3 x 3, 1      -     3.8    3.8      1.4       26     28      9.6
-        32  64 ->  64, 3 x 3, 1      -      88    102       32      451    543      192
-        16 128 -> 128, 3 x 3, 1      -      61     64       18      330    363      111
-         8 256 -> 256, 3 x 3, 1      -      52     55       23      283    294      113
-         4 512 -> 512, 3 x 3, 1      -      50     50       43      274    281      221
-        14  32 ->  64, 5 x 5, 1    135     9.8    9.3        -       65     62        -
-        32  16 ->  32, 3 x 3, 2     85     2.0    4.7        -       18     31        -
-        16  32 ->  64, 3 x 3, 2     62     1.7    2.7        -       12     17        -
-        32  16 ->  32, 1 x 1, 2    9.6     0.2    0.9        -      1.5    5.4        -
-        16  32 ->  64, 1 x 1, 2    8.1     0.2    0.3        -      1.1    1.7        -
+        28   1 ->   6, 5 x 5, 1    2.9     0.8    0.4        -      4.3    1.9        -
+        12   6 ->  16, 5 x 5, 1    8.1     0.5    0.3        -      2.5    1.8        -
+        12   6 ->  16, 5 x 5, 2    1.2     0.2    0.1        -      0.8    0.5        -
+        28   1 ->  32, 5 x 5, 1     17     1.1    0.9        -      6.3    5.0        -
+        28   1 ->  64, 5 x 5, 1      -     1.8    1.9        -       12     11        -
+        32   3 ->  16, 3 x 3, 1     25     1.4    1.5      2.4       11    8.8       13
+        32   3 ->  64, 3 x 3, 1      -     3.4    4.2       13       25     29       55
+        32   8 ->  16, 3 x 3, 1     67     3.0    3.6      1.9       34     26       13
+        32  16 ->  16, 3 x 3, 1    168     8.9    8.0      2.8       74     59       21
+        16  32 ->  32, 3 x 3, 1    168     4.8    4.7      1.6       42     35       11
+         8  64 ->  64, 3 x 3, 1      -     3.5    3.5      1.2       25     25      7.3
+        32  64 ->  64, 3 x 3, 1      -     101    105       32      503    546      186
+        16 128 -> 128, 3 x 3, 1      -      63     62       18      371    370      107
+         8 256 -> 256, 3 x 3, 1      -      49     50       18      303    286      109
+         4 512 -> 512, 3 x 3, 1      -      55     53       46      281    276      212
+        14  32 ->  64, 5 x 5, 1    135     9.7    9.2        -       61     60        -
+        32  16 ->  32, 3 x 3, 2     85     2.3    4.6        -       21     30        -
+        16  32 ->  64, 3 x 3, 2     62     1.8    2.6        -       12     17        -
+        32  16 ->  32, 1 x 1, 2    9.6     0.2    0.9        -      1.1    4.9        -
+        16  32 ->  64, 1 x 1, 2    8.1     0.2    0.3        -      1.0    1.6        -
 
     Outside a loop "xla" is as fast as the others for one client: XLA for CPUs then calls another
     convolution. But all training is in a loop.
@@ -104,20 +107,24 @@ def default_lowering(kernel_shape: Sequence[int], strides: Sequence[int], dtype:
     minimal = kh == kw == 3 and not strided and least >= 8
     if minimal and dtype == jnp.float32 and jax.default_backend() == "cpu":
         return "winograd"
-    return "shifted" if kh == kw == 1 or channels >= (16 if strided else 32) else "banded"
+    wide = channels >= (16 if strided else 32) or 2 * features > _MAX_COLUMNS
+    return "shifted" if kh == kw == 1 or wide else "banded"
 
 
 def _shifted(x: jax.Array, kernel: jax.Array, strides: Sequence[int]) -> jax.Array:
-    b, h, w, i = x.shape
     (kh, kw, _, o), (sh, sw) = kernel.shape, strides
-    height, width = (h - kh) // sh + 1, (w - kw) // sw + 1
-    slices = [
-        x[:, u : u + (height - 1) * sh + 1 : sh, v : v + (width - 1) * sw + 1 : sw]
-        for u in range(kh)
-        for v in range(kw)
-    ]
-    columns = jnp.concatenate(slices, axis=3).reshape(b * height * width, kh * kw * i)
-    return (columns @ kernel.reshape(-1, o)).reshape(b, height, width, o)
+    # In two steps XLA computes what makes `x`, as a norm, for kw slices and not for kh kw: its
+    # fusions end at a concatenation.
+    columns = _side_by_side(_side_by_side(x, 2, kw, sw), 1, kh, sh)
+    y = columns.reshape(-1, columns.shape[-1]) @ kernel.reshape(-1, o)
+    return y.reshape(*columns.shape[:3], o)
+
+
+def _side_by_side(x: jax.Array, axis: int, count: int, stride: int) -> jax.Array:
+    """The slices along `axis` that meet each of a kernel's `count` positions, as channels."""
+    last = (x.shape[axis] - count) // stride * stride + 1
+    slices = [lax.slice_in_dim(x, n, n + last, stride, axis) for n in range(count)]
+    return jnp.concatenate(slices, axis=3)
 
 
 def _banded(x: jax.Array, kernel: jax.Array, strides: Sequence[int]) -> jax.Array:

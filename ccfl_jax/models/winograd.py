@@ -70,11 +70,18 @@ def _along_rows(matrix, x):
     last = x.shape[1] - count + 1
     rows = [lax.slice_in_dim(x, n, n + last, 4, axis=1) for n in range(count)]
 
-    def combined(weights):
-        terms = [a * d for a, d in zip(weights, rows, strict=True) if abs(a) > 1e-9]
+    def combined(weights, rows):
+        pairs = zip(weights.tolist(), rows, strict=True)
+        terms = [a * d for a, d in pairs if abs(a) > 1e-9]
         return sum(terms[1:], terms[0])
 
-    return jnp.stack([combined(weights) for weights in matrix.tolist()])
+    def at_both(weights):  # a point and its negative: the terms of even powers are the same
+        even, odd = (combined(weights[n::2], rows[n::2]) for n in (0, 1))
+        return even + odd, even - odd
+
+    zero, one, _, other, _, infinity = matrix
+    values = combined(zero, rows), *at_both(one), *at_both(other), combined(infinity, rows)
+    return jnp.stack(values)
 
 
 def _at_points(matrix, x):
@@ -88,35 +95,30 @@ def _at_points(matrix, x):
     return _along_rows(matrix, x).reshape(36, -1, features)
 
 
-def _tiles(x, edges):
-    """`B^T d B`: `[b, h, w, i] -> [36, tiles, i]`, and how many tiles: `(b, rows, columns)`."""
-    b, *size, _ = x.shape
-    counts = [-(-(n + sum(e) - 2) // 4) for n, e in zip(size, edges, strict=True)]
-    pads = [(e[0], 4 * c + 2 - n - e[0], 0) for n, e, c in zip(size, edges, counts, strict=True)]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
-    return _at_points(_B.T, x), (b, *counts)
-
-
-# Traced, and given to XLA, once for all layers of one shape.
+# Traced, and given to XLA, once for all layers of one shape; so is the kernel's gradient.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _forward(edges, turned, x, kernel):
-    tiles, (b, rows, columns) = _tiles(x, edges)
+    """`y`, and the tiles `B^T d B`: `[36, tiles, i]`."""
+    b, *size, _ = x.shape
+    sizes = [n + sum(e) - 2 for n, e in zip(size, edges, strict=True)]
+    rows, columns = counts = [-(-n // 4) for n in sizes]
+    pads = [(e[0], 4 * c + 2 - n - e[0], 0) for n, e, c in zip(size, edges, counts, strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
+    tiles = _at_points(_B.T, x)
     # Turned around and transposed, for the gradient of the input, without a copy of the kernel.
     matrix, dimensions = (_G_2D[:, ::-1], _TURNED) if turned else (_G_2D, _PLAIN)
     y = lax.dot_general(tiles, _linear(matrix, kernel.reshape(9, *kernel.shape[2:])), dimensions)
     y = _linear(_A_2D.T, y).reshape(4, 4, b, rows, columns, -1).transpose(2, 3, 0, 4, 1, 5)
     y = y.reshape(b, 4 * rows, 4 * columns, -1)
-    height, width = (n + sum(e) - 2 for n, e in zip(x.shape[1:3], edges, strict=True))
-    return y[:, :height, :width]
+    return y[:, : sizes[0], : sizes[1]], tiles
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _kernel_gradient(edges, x, g):
-    tiles, (_, rows, columns) = _tiles(x, edges)
-    _, height, width, o = g.shape
-    g = jnp.pad(g, ((0, 0), (0, 4 * rows - height), (0, 4 * columns - width), (0, 0)))
-    dk = lax.dot_general(tiles, _at_points(_A, g), _OVER_TILES)
-    return _linear(_G_2D.T, dk).reshape(3, 3, -1, o)
+@jax.jit
+def _kernel_gradient(tiles, g):
+    pads = [(0, -n % 4) for n in g.shape[1:3]]
+    g = _at_points(_A, jnp.pad(g, ((0, 0), *pads, (0, 0))))
+    dk = lax.dot_general(tiles, g, _OVER_TILES)
+    return _linear(_G_2D.T, dk).reshape(3, 3, *dk.shape[1:])
 
 
 def _in_turn(function: Callable, *args: jax.Array, per_image: bool = True) -> jax.Array:
@@ -136,25 +138,33 @@ def _in_turn(function: Callable, *args: jax.Array, per_image: bool = True) -> ja
             own = iter(own)
             return one(*(next(own) if b else a for a, b in zip(args, batched, strict=True)))
 
-        return lax.map(client, [a for a, b in zip(args, batched, strict=True) if b]), True
+        y = lax.map(client, [a for a, b in zip(args, batched, strict=True) if b])
+        return y, jax.tree.map(lambda _: True, y)
 
     return one(*args)
 
 
+def _output(edges, turned, x, kernel):
+    """`y` without the tiles, so that images of all clients can be one batch."""
+    return _in_turn(lambda *args: _forward(edges, turned, *args)[0], x, kernel)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _conv(x, kernel, edges):
-    return _in_turn(functools.partial(_forward, edges, False), x, kernel)
+    return _output(edges, False, x, kernel)
 
 
 def _conv_forward(x, kernel, edges):
-    return _conv(x, kernel, edges), (x, kernel)
+    forward = functools.partial(_forward, edges, False)
+    y, tiles = _in_turn(forward, x, kernel, per_image=False)
+    return y, (tiles, kernel)
 
 
 def _conv_backward(edges, residuals, g):
-    x, kernel = residuals
+    tiles, kernel = residuals
     opposite = tuple((2 - before, 2 - after) for before, after in edges)
-    dx = _in_turn(functools.partial(_forward, opposite, True), g, kernel)
-    return dx, _in_turn(functools.partial(_kernel_gradient, edges), x, g, per_image=False)
+    dk = _in_turn(_kernel_gradient, tiles, g, per_image=False)
+    return _output(opposite, True, g, kernel), dk
 
 
 _conv.defvjp(_conv_forward, _conv_backward)

@@ -209,7 +209,7 @@ def test_the_default_is_that_of_the_table():
     """For one client, within a tenth of the fastest, of every row in the docstring."""
     row = r"^\s+\d+ +(\d+) -> +(\d+), (\d) x \d, (\d) +([-\d. ]+)$"
     rows = re.findall(row, default_lowering.__doc__, re.MULTILINE)
-    assert len(rows) == 18
+    assert len(rows) == 20
     for channels, features, size, stride, times in rows:
         kernel = (int(size), int(size), int(channels), int(features))
         one = zip(LOWERINGS, times.split()[:4], strict=True)
