@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import linen
 
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_whole
@@ -22,7 +22,7 @@ from ccfl_jax.models.task_parts import (
 
 
 def regression_task(
-    model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
+    model: linen.Module | Callable[..., Any],
     input_shape: Sequence[int],
     num_targets: int = 1,
     compute_dtype: Any = None,
@@ -74,7 +74,7 @@ def regression_task(
 
 
 def autoencoder_task(
-    model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
+    model: linen.Module | Callable[..., Any],
     input_shape: Sequence[int],
     compute_dtype: Any = None,
 ) -> Task:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen, nnx
+from flax import linen
 
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_whole
@@ -21,7 +21,7 @@ _LOGITS = 2**24
 
 
 def next_token_task(
-    model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
+    model: linen.Module | Callable[..., Any],
     input_shape: Sequence[int],
     num_tokens: int,
     padding: int = 0,

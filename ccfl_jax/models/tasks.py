@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen, nnx
+from flax import linen
 
 from ccfl_jax.algorithm.types import Batch, Params, Task
 from ccfl_jax.checks import check_whole
@@ -28,7 +28,7 @@ _PREPARE_STREAM = 0x50524550
 
 
 def classification_task(
-    model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
+    model: linen.Module | Callable[..., Any],
     input_shape: Sequence[int],
     num_classes: int,
     compute_dtype: Any = None,
@@ -101,7 +101,7 @@ def classification_task(
 
 
 def tags_task(
-    model: linen.Module | nnx.Module | Callable[[nnx.Rngs], nnx.Module],
+    model: linen.Module | Callable[..., Any],
     input_shape: Sequence[int],
     num_tags: int,
     compute_dtype: Any = None,
