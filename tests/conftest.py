@@ -41,7 +41,7 @@ def programs_let_go():
 
 
 def with_older_emitters(*args, env_options_overrides=None, **kwargs):
-    """JAX's options of a program, with XLA's first way to make a CPU's loops."""
+    """JAX's options of a program, without XLA's newer emitters of a CPU's loops."""
     options = {OLDER_EMITTERS: False, **(env_options_overrides or {})}
     return get_compile_options(*args, env_options_overrides=options, **kwargs)
 
@@ -58,8 +58,9 @@ def emitters_can_be_named():
 
 @pytest.fixture(scope="module")
 def quickly_compiled():
-    """The compiler optimises little, and a CPU's makes loops its older way: a quarter of its time,
-    and numbers keep their tolerances. It holds for processes that a test starts, too."""
+    """The compiler optimises little, and makes a CPU's loops without its newer emitters, in a
+    quarter of its time; numbers keep their tolerances. It holds for processes that a test starts,
+    too."""
     with pytest.MonkeyPatch.context() as patch:
         if emitters_can_be_named():
             # JAX has no public way to set an option of all programs once XLA has started.
