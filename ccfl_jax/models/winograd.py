@@ -98,7 +98,7 @@ def _at_points(matrix, x):
 # Traced, and given to XLA, once for all layers of one shape; so is the kernel's gradient.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _forward(edges, turned, x, kernel):
-    """`y`, and the tiles `B^T d B`: `[36, tiles, i]`."""
+    """`y`, and the tiles `B^T d B` of each image: `[b, 36, tiles, i]`."""
     b, *size, _ = x.shape
     sizes = [n + sum(e) - 2 for n, e in zip(size, edges, strict=True)]
     rows, columns = counts = [-(-n // 4) for n in sizes]
@@ -110,13 +110,14 @@ def _forward(edges, turned, x, kernel):
     y = lax.dot_general(tiles, _linear(matrix, kernel.reshape(9, *kernel.shape[2:])), dimensions)
     y = _linear(_A_2D.T, y).reshape(4, 4, b, rows, columns, -1).transpose(2, 3, 0, 4, 1, 5)
     y = y.reshape(b, 4 * rows, 4 * columns, -1)
-    return y[:, : sizes[0], : sizes[1]], tiles
+    return y[:, : sizes[0], : sizes[1]], tiles.reshape(36, b, rows * columns, -1).swapaxes(0, 1)
 
 
 @jax.jit
 def _kernel_gradient(tiles, g):
     pads = [(0, -n % 4) for n in g.shape[1:3]]
     g = _at_points(_A, jnp.pad(g, ((0, 0), *pads, (0, 0))))
+    tiles = tiles.swapaxes(0, 1).reshape(36, -1, tiles.shape[-1])
     dk = lax.dot_general(tiles, g, _OVER_TILES)
     return _linear(_G_2D.T, dk).reshape(3, 3, *dk.shape[1:])
 
@@ -132,7 +133,8 @@ def _in_turn(function: Callable, *args: jax.Array, per_image: bool = True) -> ja
     def clients(_, batched, *args):
         if per_image and batched == [True, False]:
             y = one(args[0].reshape(-1, *args[0].shape[2:]), args[1])
-            return y.reshape(*args[0].shape[:2], *y.shape[1:]), True
+            y = jax.tree.map(lambda a: a.reshape(*args[0].shape[:2], *a.shape[1:]), y)
+            return y, jax.tree.map(lambda _: True, y)
 
         def client(own):
             own = iter(own)
@@ -145,7 +147,7 @@ def _in_turn(function: Callable, *args: jax.Array, per_image: bool = True) -> ja
 
 
 def _output(edges, turned, x, kernel):
-    """`y` without the tiles, so that images of all clients can be one batch."""
+    """`y` without the tiles, which no loop over clients then collects."""
     return _in_turn(lambda *args: _forward(edges, turned, *args)[0], x, kernel)
 
 
@@ -155,8 +157,7 @@ def _conv(x, kernel, edges):
 
 
 def _conv_forward(x, kernel, edges):
-    forward = functools.partial(_forward, edges, False)
-    y, tiles = _in_turn(forward, x, kernel, per_image=False)
+    y, tiles = _in_turn(functools.partial(_forward, edges, False), x, kernel)
     return y, (tiles, kernel)
 
 
