@@ -64,12 +64,14 @@ def _backward(groups, residuals, g):
     """With x' = (x - mean) rate: `dx = rate (scale g - mean(scale g) - x' mean(scale g x'))`."""
     x, scale, mean, var, rate = residuals
     means, rates = _for_features(mean, x), _for_features(rate, x)
-    centred = x - _per_image(means, x)
-    total, along = _over_pixels(g), _over_pixels(g * centred) * rates
+    # From sums over `g x`: sums over `g (x - mean)` would be a pass that writes what they are of.
+    total = _over_pixels(g)
+    along = (_over_pixels(g * x) - means * total) * rates
     level, slope = (_group_means(scale[None] * a, x, groups) for a in (total, along))
     # As in Flax nothing passes through a variance that was set to 0.
     slope = jnp.where(var > 0, slope, 0) * rate * rate
     levels, slopes = (_per_image(_for_features(a, x), x) for a in (level * rate, slope))
+    centred = x - _per_image(means, x)
     dx = _per_image(rates * scale[None], x) * g - centred * slopes - levels
     return dx, along.sum(0), total.sum(0)
 
