@@ -4,6 +4,7 @@ A schedule's plan (`Schedule.planned`) says which history slot holds x_t; withou
 is a ring of the last models (`ring_slot`).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -36,12 +37,16 @@ def init(params: Params, history_length: int, message: Any = ()) -> History:
         ValueError: if `history_length` is not an integer >= 1.
     """
     history_length = check_whole("history_length", history_length, 1)
-
-    def first(a: jax.Array) -> jax.Array:
-        return jnp.zeros((history_length, *a.shape), a.dtype).at[0].set(a)
-
     versions = jnp.asarray(first_versions(history_length))
-    return History(jax.tree.map(first, params), versions, jax.tree.map(first, message))
+    return History(_first(params, history_length), versions, _first(message, history_length))
+
+
+@functools.partial(jax.jit, static_argnums=1)  # operation by operation it takes 1.5 s for a ResNet
+def _first(entry: Any, history_length: int) -> Any:
+    """A stack `[history_length, ...]` with an entry at 0, zeros elsewhere."""
+    return jax.tree.map(
+        lambda a: jnp.zeros((history_length, *a.shape), a.dtype).at[0].set(a), entry
+    )
 
 
 def first_versions(history_length: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from problems import assert_trees_equal, make_schedule
 from refusal import refused
 
 import ccfl_jax as ccfl
+from ccfl_jax.engine import run
 
 VALUES = [np.random.default_rng(size).normal(size=size) for size in (6, 4, 9, 15)]
 DATA = problems.values_of(*VALUES)
@@ -31,6 +32,14 @@ def test_a_warm_start_is_the_run_of_a_task_whose_model_starts_there():
     assert_trees_equal(own, jax.tree.map(lambda a: a + 2, first().params))
 
 
+@pytest.fixture(params=["by NumPy", "by a program"])
+def compared(request, monkeypatch):
+    """The two ways to compare parameters with the newest model of the history."""
+    if request.param == "by a program":  # as where the arrays are on an accelerator
+        monkeypatch.setattr(run, "_on_host", lambda array: False)
+
+
+@pytest.mark.usefixtures("compared")
 @pytest.mark.parametrize("rounds", [0, 5])
 def test_parameters_replaced_in_a_state_are_refused(rounds):
     """Clients would start from the history, which has the old ones."""
@@ -45,6 +54,7 @@ def test_parameters_replaced_in_a_state_are_refused(rounds):
     ccfl.run_rounds(POINTS.round, state, rest, DATA)
 
 
+@pytest.mark.usefixtures("compared")
 def test_a_diverged_state_and_one_without_its_newest_model_go_on():
     """nan equals nan; a plan keeps no model that nobody reads."""
     lost = first(params=jax.tree.map(lambda a: a * np.nan, first().params))
@@ -69,3 +79,8 @@ def test_a_diverged_state_and_one_without_its_newest_model_go_on():
 def test_a_model_of_another_form_is_refused(own, message):
     task = problems.quadratic_task()
     refused(message, ccfl.init_state, task, ccfl.cc_fedavg(), jax.random.key(0), params=own)
+
+
+def test_parameters_on_a_cpu_are_compared_without_a_program(monkeypatch):
+    monkeypatch.setattr(run, "_is_newest", None)
+    ccfl.run_rounds(POINTS.round, first(), STALE, DATA)
