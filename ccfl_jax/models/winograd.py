@@ -48,6 +48,11 @@ def _sizes(x, edges):
     return [s + sum(e) - 2 for s, e in zip(x.shape[1:3], edges, strict=True)]
 
 
+def _tiles(m, sizes):
+    """The rows and columns of tiles of an image."""
+    return [-(-s // m) for s in sizes]
+
+
 def _tile(images, sizes):
     """The m of the faster algorithm for outputs of these sizes.
 
@@ -56,7 +61,7 @@ def _tile(images, sizes):
     """
 
     def cost(m):
-        return (m + 2) ** 2 * (images * math.prod(-(-s // m) for s in sizes) + 30)
+        return (m + 2) ** 2 * (images * math.prod(_tiles(m, sizes)) + 30)
 
     return min(_POINTS, key=cost)
 
@@ -154,7 +159,7 @@ def _pieces(m, sizes, features, *arrays):
 
     One piece where the kernel's values, which every piece reads, are more than these tiles.
     """
-    images, tiles = len(arrays[0]), math.prod(-(-s // m) for s in sizes)
+    images, tiles = len(arrays[0]), math.prod(_tiles(m, sizes))
     most = _IN_CACHE // ((m + 2) ** 2 * tiles * features)
     fitting = max((n for n in range(1, most + 1) if images % n == 0), default=1)
     n = fitting if fitting * tiles >= features else images
@@ -166,7 +171,7 @@ def _pieces(m, sizes, features, *arrays):
 def _outputs(edges, turned, x, values):
     """`y` with the kernel's values `[n^2, i, o]`, of the kernel `turned` around or as it is."""
     m, sizes = math.isqrt(len(values)) - 2, _sizes(x, edges)
-    rows, columns = (-(-s // m) for s in sizes)
+    rows, columns = _tiles(m, sizes)
     to_outputs, to_points, _ = _matrices(m, turned)
 
     def outputs(x):
